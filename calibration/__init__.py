@@ -1,0 +1,1 @@
+"""Measured kernels turned into cost artifacts."""

@@ -1,0 +1,1 @@
+"""servesim: a discrete-event simulator of LLM serving schedulers."""

@@ -1,0 +1,104 @@
+"""The running batch as aggregates: joining or leaving costs O(log n), an iteration costs O(1).
+
+All who decode gain one token per tick, so a member's counters are what they were when it joined plus the
+ticks since. Only the sums are kept; a member's own counters are made real when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from sim.errors import InvariantError
+from sim.request import NEVER, Request
+
+
+class RunningBatch:
+    """The requests that decode, in the order in which they joined.
+
+    While a request is a member, its `num_computed_tokens` and `num_output_tokens` are those of the moment
+    it joined; `context(request)` is the current value and `leave` writes both back.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.tick = 0
+        """Ticks so far: the number of `advance` calls."""
+        self._block_size = block_size
+        self._members: dict[Request, None] = {}
+        self._offset_sum = 0
+        self._offset_sum_sq = 0
+        self._num_at_residue = [0] * block_size
+        self._calendar: dict[int, list[Request]] = {}
+        self._longest: list[tuple[int, int, int, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._members
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._members)
+
+    def join(self, request: Request, ticks: int) -> None:
+        """Add a request whose prefill is complete; `due` names it `ticks` (>= 1) ticks from now. Mutates both."""
+        if request in self._members or ticks < 1:
+            raise InvariantError(f"{request} joins twice or for {ticks} ticks")
+        request.joined_tick = self.tick
+        request.due_tick = self.tick + ticks
+        self._members[request] = None
+        self._account(request, +1)
+        self._calendar.setdefault(request.due_tick, []).append(request)
+        offset = request.num_computed_tokens - self.tick
+        heappush(self._longest, (-offset, request.index, self.tick, request))
+
+    def leave(self, request: Request) -> None:
+        """Remove a member and bring its counters up to date. Mutates both."""
+        self._account(request, -1)
+        del self._members[request]
+        num_ticks = self.tick - request.joined_tick
+        request.num_computed_tokens += num_ticks
+        request.num_output_tokens += num_ticks
+        request.joined_tick = request.due_tick = NEVER
+
+    def advance(self) -> None:
+        """One tick: every member's context grows by one token."""
+        self.tick += 1
+
+    def due(self, tick: int) -> list[Request]:
+        """Members whose time is up after `tick`, in joining order; each is named once."""
+        return [r for r in self._calendar.pop(tick, ()) if r.due_tick == tick]
+
+    def context(self, request: Request) -> int:
+        """Tokens that a member has computed by now."""
+        return request.num_computed_tokens + self.tick - request.joined_tick
+
+    @property
+    def context_sum(self) -> int:
+        """Sum of the members' contexts."""
+        return self._offset_sum + len(self._members) * self.tick
+
+    @property
+    def context_sum_sq(self) -> int:
+        """Sum of the squares of the members' contexts."""
+        tick = self.tick
+        return self._offset_sum_sq + tick * (2 * self._offset_sum + len(self._members) * tick)
+
+    @property
+    def context_max(self) -> int:
+        """The longest context (0 when nobody decodes). Forgets entries of those who left."""
+        longest = self._longest
+        while longest and longest[0][2] != longest[0][3].joined_tick:
+            heappop(longest)
+        return self.tick - longest[0][0] if longest else 0
+
+    @property
+    def num_needing_block(self) -> int:
+        """Members whose next token starts a new block (their context is a multiple of the block size)."""
+        return self._num_at_residue[self.tick % self._block_size]
+
+    def _account(self, request: Request, sign: int) -> None:
+        offset = request.num_computed_tokens - request.joined_tick
+        self._offset_sum += sign * offset
+        self._offset_sum_sq += sign * offset * offset
+        self._num_at_residue[-offset % self._block_size] += sign

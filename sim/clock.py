@@ -1,0 +1,80 @@
+"""Integer nanoseconds on SimPy, and who goes first when several things happen in the same one.
+
+SimPy orders events by (time, priority, creation). The priorities below make the order at one nanosecond
+a rule instead of an accident of creation:
+
+    CANCEL    clients leave
+    COMPLETE  a step's results exist
+    ARRIVE    requests arrive, whoever waited for a result reacts to it
+    PLAN      engines decide their next step, knowing all of the above
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import simpy
+from simpy.events import Event
+
+from sim.errors import InvariantError
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+
+class Priority(IntEnum):
+    """Order of events that fall on the same nanosecond; smaller goes first."""
+
+    CANCEL = 0
+    COMPLETE = 1
+    ARRIVE = 2
+    PLAN = 3
+
+
+def to_ns(seconds: float) -> int:
+    """Seconds to the nearest integer nanosecond: the only way a float becomes a time."""
+    return round(seconds * NS_PER_S)
+
+
+class Clock:
+    """A SimPy environment whose time is an integer number of nanoseconds."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment(initial_time=0)
+
+    @property
+    def now_ns(self) -> int:
+        """The current time."""
+        return int(self.env.now)
+
+    def at(self, time_ns: int, priority: Priority) -> Event:
+        """An event that fires at `time_ns` (>= now) in the given place of that nanosecond."""
+        event = Event(self.env)
+        # What simpy.Timeout does, with a priority: the event already has its value when it is scheduled.
+        event._ok = True
+        event._value = None
+        self.env.schedule(event, priority, self._delay_ns(time_ns))  # type: ignore[arg-type]  # SimPy types only its own two priorities
+        return event
+
+    def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
+        """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
+        callbacks = self.at(time_ns, priority).callbacks
+        callbacks.append(lambda _: action())
+
+    def is_last_at_now(self) -> bool:
+        """Whether nothing else is due at this very nanosecond."""
+        return bool(self.env.peek() > self.env.now)
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Run until nothing is scheduled, or up to and including everything at `until_ns`."""
+        env = self.env
+        while env.peek() <= (until_ns if until_ns is not None else float("inf")) and env.peek() != float("inf"):
+            env.step()
+
+    def _delay_ns(self, time_ns: int) -> int:
+        delay_ns = time_ns - self.now_ns
+        if delay_ns < 0:
+            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
+        return delay_ns

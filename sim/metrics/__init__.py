@@ -1,0 +1,1 @@
+"""Pure functions of the tables of a run."""

@@ -1,0 +1,1 @@
+"""The questions that people ask."""

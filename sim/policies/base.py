@@ -1,0 +1,153 @@
+"""Contract of the policies: who runs in the next iteration.
+
+A policy owns the waiting queue, the running batch and the KV cache. It knows no clock of its own: the
+driver hands it the time of planning, and most policies ignore it. Check, then act: "does not fit" is a
+value; an exception means a bug.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from sim.options import Count, Options, Share
+from sim.registry import Registry
+from sim.request import Request
+from sim.step import Finished, Step
+
+
+class EngineOptions(Options):
+    """What every engine can be told, whatever its policy. Subclassed by each policy's own options."""
+
+    policy: str = Field(description="name of a scheduling policy (see `servesim policies`)")
+    max_model_len: Count | None = Field(
+        default=None, description="longest prompt + output, tokens; default: what the model supports"
+    )
+    block_size: Count = Field(default=16, description="tokens per KV block")
+    num_gpu_blocks: Count | Literal["auto"] = Field(
+        default="auto", description="KV blocks of the pool; auto: derived from the GPU's memory"
+    )
+    kv_cache_memory_bytes: Count | None = Field(
+        default=None, description="memory for KV, bytes per GPU, instead of the derived one"
+    )
+    gpu_memory_utilization: Share = Field(default=0.9, description="part of the GPU's memory that the engine may use")
+    kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8"] = Field(
+        default="auto", description="element type of KV; auto: the model's own type"
+    )
+    abort_on_disconnect: bool = Field(
+        default=True, description="free a request's KV when its client leaves; false: compute it to its end"
+    )
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What an engine on given hardware has, resolved from options, model and GPU."""
+
+    max_model_len: int
+    block_size: int
+    num_gpu_blocks: int
+    """Blocks of the pool, counting a null block where the policy has one."""
+
+
+class Policy(ABC):
+    """Decides each iteration. One instance serves one engine for one run."""
+
+    Options: ClassVar[type[EngineOptions]]
+    max_in_flight: int = 1
+    """Batches that may be planned before the oldest one's results are processed."""
+    follows_arrival_order: ClassVar[bool] = True
+    """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
+    overlaps_host: bool = False
+    """Whether the host plans the next step while the device runs this one."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> Policy:
+        """A fresh policy with an empty KV cache. `options` is an instance of `cls.Options`."""
+
+    @abstractmethod
+    def never_fits(self, request: Request) -> str | None:
+        """Why this request could not run even alone on an empty engine, or None. Pure.
+
+        The reason is a sentence for the user that names the limit and its value.
+        """
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """Put a request at its place in the waiting queue. Mutates the queue and the request.
+
+        Cuts `request.num_target_tokens` where the engine's own limits end the answer earlier.
+        """
+
+    @abstractmethod
+    def cancel(self, request: Request) -> bool:
+        """Drop a request wherever it is; False when it must stay (the batch it is in cannot let go of it).
+
+        On True its KV is free at once, even when a step with it is in flight: its result is ignored when
+        it comes. Never called for a request that is over.
+        """
+
+    @abstractmethod
+    def plan(self, now_ns: int) -> Step:
+        """Decide one batch and advance the counters of its members. An empty step is a valid answer.
+
+        `now_ns` is the time of planning; only policies with a rule that reads the clock look at it.
+        """
+
+    @abstractmethod
+    def update(self, step: Step) -> Finished:
+        """Take in the results of the oldest step in flight: tokens exist, requests end, their KV is freed."""
+
+    @abstractmethod
+    def batch(self, step: Step) -> list[tuple[Request, int]]:
+        """`(request, tokens)` of the step just planned, in batch order. O(batch), for logs and tests only."""
+
+    @abstractmethod
+    def running(self) -> list[Request]:
+        """Members of the running batch in the engine's own order. O(batch), for logs and tests only."""
+
+    @abstractmethod
+    def waiting(self) -> list[Request]:
+        """The waiting queue, head first. O(queue), for logs and tests only."""
+
+    @property
+    @abstractmethod
+    def num_unfinished(self) -> int:
+        """Requests in the engine: waiting, running or finished but not yet released."""
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+
+    @property
+    @abstractmethod
+    def free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+
+    @property
+    @abstractmethod
+    def usable_blocks(self) -> int:
+        """KV blocks that requests can hold at most."""
+
+    def wake_ns(self) -> int | None:
+        """When an empty step should be tried again although nothing arrives; None: only on an event."""
+        return None
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise InvariantError if queue, batch and KV contradict each other. For tests."""
+
+
+POLICIES: Registry[Policy] = Registry(
+    "policy",
+    "sim.policies.base:Policy",
+    {
+        "vllm-v1": "sim.policies.vllm_v1_reference:VllmV1Reference",
+        "orca": "sim.policies.orca:Orca",
+        "static": "sim.policies.static:StaticBatching",
+    },
+)

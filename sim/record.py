@@ -1,0 +1,243 @@
+"""The tables of a run: one row per iteration, chunk, request and segment; none per token.
+
+Everything that is ever reported is a function of these tables. Rows are appended to flat integer buffers
+(8 bytes a value) and become columns when the run is over.
+
+Token times are not stored. A *tick* counts a lane's iterations that decode. A *segment* says that a request
+got a token from the last chunk of its prefill in `iteration` (NEVER: it goes on decoding after a step that
+left it out) and then one token in each of `num_ticks` ticks of `lane` from `first_tick` on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import InvariantError
+from sim.request import NEVER, Outcome, Request
+from sim.step import Finished, Step
+
+ITERATION_COLUMNS = (
+    "lane",
+    "start_ns",
+    "end_ns",
+    "host_ns",
+    "num_decode",
+    "decode_context_sum",
+    "decode_context_sum_sq",
+    "decode_context_max",
+    "num_prefills",
+    "prefill_tokens",
+    "num_sampled",
+    "num_padding_tokens",
+    "num_swapped_blocks",
+    "num_new_requests",
+    "num_running",
+    "num_waiting",
+    "used_blocks",
+    "num_new_blocks",
+    "live_tokens",
+    "num_preempted",
+    "blocked_by",
+)
+CHUNK_COLUMNS = ("iteration", "request", "num_tokens", "context")
+REQUEST_COLUMNS = (
+    "request",
+    "class_index",
+    "arrival_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "queued_ns",
+    "admitted_iteration",
+    "admitted_ns",
+    "first_token_iteration",
+    "first_token_ns",
+    "finished_iteration",
+    "finished_ns",
+    "released_ns",
+    "cancelled_ns",
+    "num_preemptions",
+    "recomputed_tokens",
+    "cached_prompt_tokens",
+    "outcome",
+)
+SEGMENT_COLUMNS = ("request", "iteration", "lane", "first_tick", "num_ticks")
+
+
+class Table:
+    """Rows of integers under fixed column names, appended flat and read as columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self._values = array("q")
+        self.append = self._values.extend
+        """Append one row (a tuple in column order); bound once because it is called in every iteration."""
+
+    def __len__(self) -> int:
+        return len(self._values) // len(self.columns)
+
+    def to_columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name -> int64 array, each a copy that the caller owns."""
+        rows = np.frombuffer(self._values, dtype=np.int64).reshape(-1, len(self.columns))
+        return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
+
+
+Columns = dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The finished tables of one engine: column name -> int64 array."""
+
+    iterations: Columns
+    """In order of completion. Only iterations that computed something."""
+    chunks: Columns
+    """One row per prefill chunk; `iteration` is a row of `iterations`, `context` what was in cache before."""
+    requests: Columns
+    """One row per request that arrived, sorted by `request`; `output_tokens` are those that existed when it
+    ended. `recomputed_tokens` counts tokens whose KV was lost to preemptions."""
+    segments: Columns
+
+
+class Recorder:
+    """Writes the tables of one engine. Called once per completed step and once per end of a request."""
+
+    def __init__(self) -> None:
+        self.iterations = Table(ITERATION_COLUMNS)
+        self.chunks = Table(CHUNK_COLUMNS)
+        self.requests = Table(REQUEST_COLUMNS)
+        self.segments = Table(SEGMENT_COLUMNS)
+        self._num_iterations = 0
+        self._lane_ticks = [0]
+
+    def record(self, step: Step, start_ns: int, end_ns: int, host_ns: int, finished: Finished) -> None:
+        """One completed, non-empty step and what its results ended. Mutates the recorder's marks on requests."""
+        iteration = self._num_iterations
+        self._num_iterations = iteration + 1
+        shape = step.shape
+        if step.lane >= len(self._lane_ticks):
+            self._lane_ticks.extend([0] * (step.lane + 1 - len(self._lane_ticks)))
+        if step.chunks or step.admitted or step.preempted or step.left or step.joined:
+            self._record_changes(step, iteration, start_ns, end_ns)
+        if shape.num_decode:
+            self._lane_ticks[step.lane] += 1
+        self.iterations.append(
+            (
+                step.lane,
+                start_ns,
+                end_ns,
+                host_ns,
+                shape.num_decode,
+                shape.decode_context_sum,
+                shape.decode_context_sum_sq,
+                shape.decode_context_max,
+                len(step.chunks),
+                shape.prefill_tokens,
+                shape.num_sampled,
+                shape.num_padding_tokens,
+                shape.num_swapped_blocks,
+                shape.num_new_requests,
+                step.num_running,
+                step.num_waiting,
+                step.used_blocks,
+                step.num_new_blocks,
+                step.live_tokens,
+                len(step.preempted),
+                step.blocked_by,
+            )
+        )
+        for request in finished.finished:
+            request.finished_iteration = iteration
+            request.finished_ns = end_ns
+            self._close_segment(request)
+        for request in finished.released:
+            self.end(request, Outcome.FINISHED, end_ns)
+
+    def end(self, request: Request, outcome: Outcome, released_ns: int) -> None:
+        """The last word on a request: how it ended, and when its KV was free. Appends its row.
+
+        `released_ns` is NEVER for requests that never held anything or hold it still (rejected, unfinished).
+        """
+        self._close_segment(request)
+        self.requests.append(
+            (
+                request.index,
+                request.class_index,
+                request.arrival_ns,
+                request.prompt_tokens,
+                request.num_output_tokens,
+                request.queued_ns,
+                request.admitted_iteration,
+                request.admitted_ns,
+                request.first_token_iteration,
+                request.first_token_ns,
+                request.finished_iteration,
+                request.finished_ns,
+                released_ns,
+                request.cancelled_ns,
+                request.num_preemptions,
+                request.recomputed_tokens,
+                request.cached_prompt_tokens,
+                outcome,
+            )
+        )
+
+    def tables(self) -> Tables:
+        """All rows so far as columns."""
+        requests = self.requests.to_columns()
+        order = np.argsort(requests["request"], kind="stable")
+        return Tables(
+            iterations=self.iterations.to_columns(),
+            chunks=self.chunks.to_columns(),
+            requests={name: values[order] for name, values in requests.items()},
+            segments=self.segments.to_columns(),
+        )
+
+    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+        for victim, _, num_lost_tokens in step.preempted:
+            victim.num_preemptions += 1
+            victim.recomputed_tokens += num_lost_tokens
+            self._close_segment(victim)
+        for request, num_cached_tokens, is_resumed in step.admitted:
+            if not is_resumed:
+                request.admitted_iteration = iteration
+                request.admitted_ns = start_ns
+                request.cached_prompt_tokens = num_cached_tokens
+        for request in step.left:
+            if request.segment_lane == step.lane:
+                self._close_segment(request)
+        for request in step.joined:
+            self._join(request, step.lane)
+        for request, num_tokens, context, is_last in step.chunks:
+            self.chunks.append((iteration, request.index, num_tokens, context))
+            if is_last:
+                self._sample(request, step.lane, iteration, end_ns)
+
+    def _sample(self, request: Request, lane: int, iteration: int, end_ns: int) -> None:
+        """The prefill is complete: its last chunk yields a token and opens a segment."""
+        if request.first_token_ns == NEVER:
+            request.first_token_iteration = iteration
+            request.first_token_ns = end_ns
+        request.segment_iteration = iteration
+        request.segment_lane = lane
+        request.segment_first_tick = NEVER
+
+    def _join(self, request: Request, lane: int) -> None:
+        if request.segment_first_tick != NEVER or request.segment_lane not in (lane, NEVER):
+            self._close_segment(request)
+        request.segment_lane = lane
+        request.segment_first_tick = self._lane_ticks[lane]
+
+    def _close_segment(self, request: Request) -> None:
+        if request.segment_lane == NEVER:
+            return
+        first_tick = request.segment_first_tick
+        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
+        if num_ticks < 0:
+            raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
+        self.segments.append((request.index, request.segment_iteration, request.segment_lane, first_tick, num_ticks))
+        request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER

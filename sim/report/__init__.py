@@ -1,0 +1,1 @@
+"""Results as something to look at or to load elsewhere."""

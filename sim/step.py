@@ -1,0 +1,153 @@
+"""A step: the changes that one iteration makes, and the aggregates that price it.
+
+Nothing here grows with the number of running requests. Those who decode advance one token in every step
+that decodes; a step names only who joined them, who left, and who prefills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.request import Request
+
+
+class BlockedBy(IntEnum):
+    """Why the head of the waiting queue stayed out of a step; the integer is what tables store."""
+
+    NOTHING = 0
+    """Nobody waits, or the head's turn simply has not come (it arrived while the step ran)."""
+    SLOTS = 1
+    """As many requests run as may run."""
+    KV = 2
+    """Its KV blocks do not fit (a step that preempted counts here)."""
+    BUDGET = 3
+    """The step's token budget is spent."""
+    ADMISSION = 4
+    """A pacing rule or a batching window holds it back, or the batch in progress admits nobody."""
+
+
+class StepShape(NamedTuple):
+    """What a cost model may see of one iteration: sums over its rows, each kept up at O(changes).
+
+    A decode row computes one token on top of `context` cached ones. Rows computed for nobody (padding,
+    finished members of a padded batch) are included in the sums and counted again in `num_padding_tokens`.
+    """
+
+    num_decode: int = 0
+    decode_context_sum: int = 0
+    decode_context_sum_sq: int = 0
+    decode_context_max: int = 0
+    prefills: tuple[tuple[int, int], ...] = ()
+    """One `(num_tokens, context)` per prefill chunk: tokens to compute, tokens already in cache."""
+    num_sampled: int = 0
+    """Rows whose logits are needed: decodes and final chunks."""
+    num_padding_tokens: int = 0
+    num_swapped_blocks: int = 0
+    num_new_requests: int = 0
+    """Requests admitted in this step (they cost the host more than known ones)."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens over all prefill chunks."""
+        return sum(num_tokens for num_tokens, _ in self.prefills)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that the iteration computes."""
+        return self.num_decode + self.prefill_tokens
+
+
+class Chunk(NamedTuple):
+    """A piece of one request's prefill. `is_last`: it completes the prefill, so a token is sampled."""
+
+    request: Request
+    num_tokens: int
+    context: int
+    is_last: bool
+
+
+class Admission(NamedTuple):
+    """A request that enters the batch, and how many of its tokens the prefix cache supplied."""
+
+    request: Request
+    num_cached_tokens: int
+    is_resumed: bool
+
+
+class Preemption(NamedTuple):
+    """`victim` lost its KV so that `beneficiary` could go on (the same request: it gave up itself)."""
+
+    victim: Request
+    beneficiary: Request
+    num_lost_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One planned iteration. A policy fills it in `plan` and nobody changes it afterwards.
+
+    `joined` decode in this step but not in the lane's last decoding step; `left` decoded there but not
+    here (requests that finish or are cancelled need not be named). A lane is one of the batches that a
+    pipeline keeps in flight; without pipeline there is lane 0.
+    """
+
+    shape: StepShape
+    chunks: list[Chunk]
+    joined: list[Request]
+    left: list[Request]
+    admitted: list[Admission]
+    preempted: list[Preemption]
+    blocked_by: BlockedBy = BlockedBy.NOTHING
+    num_running: int = 0
+    """Members of the running batch after planning, scheduled or not."""
+    num_waiting: int = 0
+    used_blocks: int = 0
+    num_new_blocks: int = 0
+    live_tokens: int = 0
+    """Tokens in KV, this step's included; what `used_blocks` holds beyond them is reserved or rounding."""
+    lane: int = 0
+    tick: int = 0
+    """The policy's own count of decoding steps, this one included (scratch of `plan` for `update`)."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is computed."""
+        return self.shape.num_decode == 0 and not self.chunks
+
+
+class Finished(NamedTuple):
+    """What the results of one step ended.
+
+    `finished`: their last token exists now. `released`: their answers leave and their KV is free now (for
+    request-level batching that may be later, all members at once). `departed`: their client has now
+    received the tokens after which it leaves; whoever drives the core cancels them.
+    """
+
+    finished: list[Request]
+    released: list[Request]
+    departed: list[Request]
+
+
+class StepArrays(NamedTuple):
+    """The shapes of many iterations as columns, for vectorised pricing and breakdowns.
+
+    All arrays are int64. The first group has one entry per iteration, the `prefill_*` group one entry per
+    chunk, where `prefill_iteration` is the position of its iteration in the first group.
+    """
+
+    num_decode: NDArray[np.int64]
+    decode_context_sum: NDArray[np.int64]
+    decode_context_sum_sq: NDArray[np.int64]
+    decode_context_max: NDArray[np.int64]
+    num_sampled: NDArray[np.int64]
+    num_padding_tokens: NDArray[np.int64]
+    num_swapped_blocks: NDArray[np.int64]
+    num_new_requests: NDArray[np.int64]
+    prefill_iteration: NDArray[np.int64]
+    prefill_num_tokens: NDArray[np.int64]
+    prefill_context: NDArray[np.int64]

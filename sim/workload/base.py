@@ -1,0 +1,208 @@
+"""Contract of the workloads: who arrives, when, with how many tokens, and when they leave.
+
+All of it is drawn before the run, from named streams, so that every policy meets the same requests.
+A workload is columns, one row per request; requests are made from rows as they arrive.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from sim.options import Options
+from sim.registry import Registry
+from sim.request import Request
+from sim.tokens import UNIQUE, TokenRuns
+
+Ints = NDArray[np.int64]
+"""A column: one integer per request."""
+
+
+@dataclass(frozen=True)
+class ClientPool:
+    """The clients of one request class, and what they allow themselves.
+
+    `num_clients` is None for an open loop, where requests arrive by themselves. In a closed loop each
+    client sends its next request `think_ns` after the answer to its last one (or after its own first
+    think time). `max_connections` (None: no limit) is how many requests the class has at the server at
+    once; further ones wait at the client, in arrival order.
+    """
+
+    num_clients: int | None = None
+    max_connections: int | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Every request of a run, as columns of equal length. Row order is arrival order for open loops.
+
+    Rows of closed-loop classes have `arrival_ns` NEVER (they are taken in row order as clients become
+    free) and use `think_ns`; for the others `think_ns` is 0.
+    """
+
+    class_names: tuple[str, ...]
+    pools: tuple[ClientPool, ...]
+    """One per class."""
+    class_index: Ints
+    arrival_ns: Ints
+    think_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    max_tokens: Ints
+    priority: Ints
+    """Smaller goes first, as in vLLM."""
+    cancel_after_ns: Ints
+    """The client leaves this long after its request arrived; NEVER: it stays."""
+    cancel_after_tokens: Ints
+    """The client leaves when it has received this many tokens; NEVER: it stays."""
+    leaves_at_deadline: NDArray[np.bool_]
+    """Whether leaving by time counts as a time-out (True) or a cancellation (False)."""
+    tokens: Callable[[int], TokenRuns] = lambda _: UNIQUE
+    """Token identity of a row, for prefix caching."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def request(self, row: int) -> Request:
+        """A fresh request for one row; `arrival_ns` of a closed-loop row is set by its client."""
+        return Request(
+            row,
+            int(self.prompt_tokens[row]),
+            int(self.output_tokens[row]),
+            max_tokens=int(self.max_tokens[row]),
+            arrival_ns=int(self.arrival_ns[row]),
+            class_index=int(self.class_index[row]),
+            priority=int(self.priority[row]),
+            cancel_after_tokens=int(self.cancel_after_tokens[row]),
+            tokens=self.tokens(row),
+        )
+
+
+class ArrivalOptions(Options):
+    """Base of every arrival process's options."""
+
+    kind: str = Field(description="name of an arrival process")
+
+
+class Arrivals(ABC):
+    """When requests arrive."""
+
+    Options: ClassVar[type[ArrivalOptions]]
+    is_closed: ClassVar[bool] = False
+    """Whether arrivals are reactions of a fixed number of clients to their answers."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: ArrivalOptions) -> Arrivals:
+        """The process for its options."""
+
+    @abstractmethod
+    def draw(self, num_requests: int | None, duration_ns: int | None, rng: np.random.Generator) -> Ints:
+        """Sorted arrival times, nanoseconds >= 0: at most `num_requests`, none after `duration_ns`.
+
+        At least one of the two limits is given. A closed loop returns think times instead, unsorted.
+        """
+
+    def scaled(self, factor: float) -> Arrivals:
+        """The same process with `factor` (> 0) times the rate; for searches over load."""
+        raise NotImplementedError
+
+    @property
+    def clients(self) -> int | None:
+        """Number of clients of a closed loop; None for an open one."""
+        return None
+
+
+class LengthOptions(Options):
+    """Base of every length distribution's options."""
+
+    kind: str = Field(description="name of a length distribution")
+
+
+class Lengths(ABC):
+    """How long texts are."""
+
+    Options: ClassVar[type[LengthOptions]]
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: LengthOptions) -> Lengths:
+        """The distribution for its options."""
+
+    @abstractmethod
+    def draw(self, num: int, rng: np.random.Generator) -> Ints:
+        """`num` lengths in tokens, each >= 1."""
+
+
+class TraceOptions(Options):
+    """Base of every trace format's options: the file, and the knobs that every trace has."""
+
+    kind: str = Field(description="name of a trace format")
+    path: str = Field(description="the file; ${NAME} is replaced from the environment")
+
+
+@dataclass(frozen=True)
+class TraceRows:
+    """What a trace file holds: sorted arrivals (the first at 0) and lengths, one entry per request."""
+
+    arrival_ns: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    tokens: Callable[[int], TokenRuns] = lambda _: UNIQUE
+    """Token identity by row of these columns."""
+
+
+class Trace(ABC):
+    """A file of recorded requests."""
+
+    Options: ClassVar[type[TraceOptions]]
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: TraceOptions) -> Trace:
+        """A reader for its options; the file is opened by `read`."""
+
+    @abstractmethod
+    def read(self) -> TraceRows:
+        """All rows. Raises TraceError (file and line) for anything that is not a request."""
+
+
+ARRIVALS: Registry[Arrivals] = Registry(
+    "arrival process",
+    "sim.workload.base:Arrivals",
+    {
+        "constant": "sim.workload.arrivals:Constant",
+        "poisson": "sim.workload.arrivals:Poisson",
+        "gamma": "sim.workload.arrivals:Gamma",
+        "stages": "sim.workload.arrivals:Stages",
+        "burst": "sim.workload.arrivals:Burst",
+        "closed_loop": "sim.workload.arrivals:ClosedLoop",
+    },
+)
+
+LENGTHS: Registry[Lengths] = Registry(
+    "length distribution",
+    "sim.workload.base:Lengths",
+    {
+        "constant": "sim.workload.lengths:Constant",
+        "uniform": "sim.workload.lengths:Uniform",
+        "lognormal": "sim.workload.lengths:Lognormal",
+        "empirical": "sim.workload.lengths:Empirical",
+    },
+)
+
+TRACES: Registry[Trace] = Registry(
+    "trace format",
+    "sim.workload.base:Trace",
+    {
+        "azure": "sim.workload.azure:AzureTrace",
+        "mooncake": "sim.workload.mooncake:MooncakeTrace",
+        "csv": "sim.workload.csv_trace:CsvTrace",
+    },
+)
