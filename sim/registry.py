@@ -63,7 +63,7 @@ class Registry(Generic[T]):
         base: type[T] = _import(self._base)
         if not (inspect.isclass(loaded) and issubclass(loaded, base)):
             raise ScenarioError(place, f"{name!r} is not a subclass of {self._base}")
-        return cast("type[T]", loaded)
+        return loaded
 
 
 def _import(target: str) -> Any:
