@@ -10,7 +10,7 @@ import sim
 HEAVY = ("pandas", "matplotlib", "scipy", "pyarrow", "joblib", "torch")
 
 
-@pytest.mark.parametrize("module", ["sim"])
+@pytest.mark.parametrize("module", ["sim", "sim.engine", "sim.workload.base"])
 def test_importing_loads_nothing_heavy(module: str):
     """Plots, tables and statistics are loaded by who asks for them."""
     code = f"import sys, {module}; print(*sorted(set(sys.modules).intersection({HEAVY!r})))"
