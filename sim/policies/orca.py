@@ -13,9 +13,10 @@ what Kwon et al. 2023 (PagedAttention) call Orca (Max).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from sim.errors import InvariantError
+from pydantic import Field
+
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
@@ -24,6 +25,8 @@ from sim.step import BlockedBy, Finished, Step
 
 class OrcaOptions(WholePromptOptions):
     """What Orca can be told."""
+
+    policy: Literal["orca"] = Field(description="iteration-level batching, first come first served")
 
 
 class Orca(WholePromptPolicy):
@@ -34,8 +37,7 @@ class Orca(WholePromptPolicy):
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Orca:
         """A fresh policy."""
-        if not isinstance(options, OrcaOptions):
-            raise InvariantError(f"orca got {type(options).__name__}")
+        assert isinstance(options, OrcaOptions)
         return cls(options, limits)
 
     def cancel(self, request: Request) -> bool:

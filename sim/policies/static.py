@@ -27,7 +27,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from sim.clock import NS_PER_MS
-from sim.errors import InvariantError
 from sim.options import NonNegative
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
@@ -37,6 +36,8 @@ from sim.step import BlockedBy, Finished, Step, StepShape
 
 class StaticOptions(WholePromptOptions):
     """What request-level batching can be told."""
+
+    policy: Literal["static"] = Field(description="request-level batching; with a queue delay: dynamic batching")
 
     max_queue_delay_ms: NonNegative = Field(
         default=0.0, description="how long an idle engine lets the oldest request wait for a full batch; 0: not at all"
@@ -72,8 +73,7 @@ class StaticBatching(WholePromptPolicy):
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> StaticBatching:
         """A fresh policy."""
-        if not isinstance(options, StaticOptions):
-            raise InvariantError(f"static got {type(options).__name__}")
+        assert isinstance(options, StaticOptions)
         return cls(options, limits)
 
     def cancel(self, request: Request) -> bool:
