@@ -258,8 +258,9 @@ class VllmV1(VllmV1Reference):
         finished.extend(r for r in due if r.due_tick == tick)
         leaving = self._departures.pop(tick, ())
         departed.extend(r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens)
-        if len(finished) > 1:
-            finished.sort(key=_seat)
+        for ended in (finished, departed):
+            if len(ended) > 1:
+                ended.sort(key=_seat)
 
     def _num_received(self, member: Request) -> int:
         """Outputs of a member whose results are in."""
