@@ -65,6 +65,8 @@ def test_azure_rows(file):
 def test_azure_rows_are_sorted_by_time_and_equal_times_keep_their_order(file):
     path = file(f"{HEADER}\n2024-05-10 00:00:02,1,1\n2024-05-10 00:00:01,2,2\n2024-05-10 00:00:02,3,3\n")
     assert columns(azure(path)) == [[0, 10**9, 10**9], [2, 1, 3], [2, 1, 3]]
+    two_times = "".join(f"2024-05-10 00:00:0{i % 2},{i + 1},1\n" for i in range(200))
+    assert azure(file(f"{HEADER}\n{two_times}")).prompt_tokens.tolist() == [*range(1, 201, 2), *range(2, 201, 2)]
 
 
 def test_azure_stamps_of_2024_carry_a_zone(file):
@@ -287,6 +289,10 @@ def test_knobs_in_their_order():
     rows = played(start_s=2.5, duration_s=5, limit=3, rate_scale=2)
     assert columns(rows) == [[250_000_000, 750_000_000, 1_250_000_000], [4, 5, 6], [14, 15, 16]]
     assert [rows.tokens(row) for row in range(3)] == [(3,), (4,), (5,)]
+
+
+def test_the_window_holds_its_beginning_and_not_its_end():
+    assert played(start_s=2, duration_s=3).prompt_tokens.tolist() == [3, 4, 5]
 
 
 def test_thinning_keeps_a_share():
