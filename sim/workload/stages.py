@@ -78,7 +78,7 @@ class Stages(Arrivals):
     """A Poisson process whose rate is piecewise linear in time, or its regular counterpart.
 
     Drawn by inversion, which is exact: unit-rate arrivals are mapped through the inverse of the expected
-    number of arrivals up to each time (Çinlar, "Introduction to Stochastic Processes", 1975, §4.7).
+    number of arrivals up to each time (Çinlar, "Introduction to Stochastic Processes", 1975).
     """
 
     Options = StagesOptions
