@@ -50,7 +50,9 @@ def random_life(seed: int) -> Life:
         rules=rng.choice([*VERSIONS.values(), *[VERSIONS[0, 33, 0]] * 8]),
     )
     if not config.enable_chunked_prefill:
-        config = V1Config(**{**config.__dict__, "max_num_batched_tokens": max(512, max_model_len), "max_num_scheduled_tokens": None})
+        config = V1Config(
+            **{**config.__dict__, "max_num_batched_tokens": max(512, max_model_len), "max_num_scheduled_tokens": None}
+        )
     rows: list[dict[str, object]] = []
     arrivals: dict[int, list[int]] = {}
     cancels: dict[int, list[int]] = {}
