@@ -11,6 +11,7 @@ without prefix caching; `build` falls back to the reference for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 from sim.batch import RunningBatch
@@ -40,7 +41,7 @@ class VllmV1(VllmV1Reference):
         self._num_updated_ticks = 0
         self._ending: dict[int, list[Request]] = {}
         """Async: members that end with the tick in flight, by tick."""
-        self._departures: dict[int, list[Request]] = {}
+        self._departures: dict[int, dict[Request, None]] = {}
         """Members whose client leaves after the tick."""
         self._last_step: V1Step | None = None
 
@@ -76,7 +77,7 @@ class VllmV1(VllmV1Reference):
             plan.joined.append(request)
         ticks_until_departure = request.cancel_after_tokens - num_outputs
         if ticks_until_departure > 0 and request.cancel_after_tokens < request.num_target_tokens:
-            self._departures.setdefault(self._batch.tick + ticks_until_departure, []).append(request)
+            self._departures.setdefault(self._batch.tick + ticks_until_departure, {})[request] = None
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
@@ -212,10 +213,10 @@ class VllmV1(VllmV1Reference):
 
     def _finish_plan(self, plan: Plan) -> V1Step:
         batch, num_decode = self._batch, len(self._batch)
+        if plan.preempted:
+            plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
         if not num_decode:
-            step = super()._finish_plan(plan)
-            step.joined, step.left = plan.joined + step.joined, plan.left + step.left
-            return step
+            return super()._finish_plan(plan)
         sums = batch.context_sum, batch.context_sum_sq, batch.context_max
         batch.advance()
         if plan.rows:
@@ -231,18 +232,8 @@ class VllmV1(VllmV1Reference):
         self._last_step = step
         return step
 
-    def _change_decoding(self, lane: int, decodes: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Only in a walked step do decodes have rows; then the batch is empty."""
-        if not decodes:
-            return [], []
-        now = set(decodes)
-        joined = [r for r in decodes if state_of(r).decoding_lane == NEVER]
-        left = [r for r in self._others if r not in now and state_of(r).decoding_lane != NEVER]
-        for request in joined:
-            state_of(request).decoding_lane = lane
-        for request in left:
-            state_of(request).decoding_lane = NEVER
-        return joined, left
+    def _decoders(self, lane: int) -> Iterable[Request]:
+        return self._others  # only in a walked step do decodes have rows, and then the batch is empty
 
     def _live_tokens(self) -> int:
         return self._batch.context_sum + sum(r.num_computed_tokens for r in self._others)
