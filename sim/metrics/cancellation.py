@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints
 from sim.metrics.summary import Cancellation
-from sim.metrics.tokens import TokenTimes
+from sim.metrics.tokens import TokenTimes, rows_of
 from sim.record import Tables
 from sim.request import NEVER
 
@@ -40,7 +40,7 @@ def _to_reuse_ns(tables: Tables, left_ns: Ints, freed_ns: Ints) -> Ints:
 def _prefilled(tables: Tables) -> int:
     """Prefill tokens of chunks that ended after their client had left."""
     chunks = tables.chunks
-    left_ns = tables.requests["cancelled_ns"][np.searchsorted(tables.requests["request"], chunks["request"])]
+    left_ns = tables.requests["cancelled_ns"][rows_of(tables.requests, chunks["request"])]
     is_late = (left_ns != NEVER) & (tables.iterations["end_ns"][chunks["iteration"]] > left_ns)
     return int(chunks["num_tokens"][is_late].sum())
 
