@@ -58,8 +58,9 @@ def _in_flight(tables: Tables, tokens: TokenTimes) -> int:
     last, next_tick = last[next_tick != NEVER], next_tick[next_tick != NEVER]
     step = tokens.tick_iteration[next_tick]
     departure_ns = left_ns[tokens.row[last]]
-    start_ns, end_ns = tables.iterations["start_ns"][step], tables.iterations["end_ns"][step]
-    return int(np.count_nonzero((start_ns < departure_ns) & (departure_ns <= end_ns)))
+    planned_ns = tables.iterations["start_ns"][step] - tables.iterations["host_ns"][step]
+    is_in_flight = (planned_ns < departure_ns) & (departure_ns <= tables.iterations["end_ns"][step])
+    return int(np.count_nonzero(is_in_flight))
 
 
 def _last_segments(tokens: TokenTimes, of: Bools) -> Ints:

@@ -121,15 +121,14 @@ class TokenTimes:
 
     def next_tick(self, segments: Ints) -> Ints:
         """The tick that follows each of these segments in its lane; NEVER where the lane has no further one."""
-        ticks = np.empty(len(segments), dtype=np.int64)
-        for i, segment in enumerate(segments):
-            low, high = self._lane_start[self._lane[segment] : self._lane[segment] + 2]
-            after = self.start[segment] + self.num_ticks[segment]
-            if self.num_ticks[segment] == 0:
-                sampled_ns = self._end_ns[self.iteration[segment]]
-                after = low + np.searchsorted(self.tick_end_ns[low:high], sampled_ns, side="right")
-            ticks[i] = after if after < high else NEVER
-        return ticks
+        lane = self._lane[segments]
+        after = self.start[segments] + self.num_ticks[segments]
+        for index in range(len(self._lane_start) - 1):
+            unticked = np.flatnonzero((lane == index) & (self.num_ticks[segments] == 0))
+            low, high = self._lane_start[index : index + 2]
+            sampled_ns = self._end_ns[self.iteration[segments[unticked]]]
+            after[unticked] = low + np.searchsorted(self.tick_end_ns[low:high], sampled_ns, side="right")
+        return np.where(after < self._lane_start[lane + 1], after, NEVER)
 
     def last_token_ns(self) -> Ints:
         """The time of each request's last token so far; NEVER without one."""

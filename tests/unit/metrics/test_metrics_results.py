@@ -15,6 +15,7 @@ from sim.errors import ScenarioError, UserError
 from sim.metrics.facts import RunFacts, versions
 from sim.metrics.load import step_arrays
 from sim.metrics.summary import ALIASES, DEFINITIONS, summary_schema
+from sim.record import Recorder
 from sim.request import NEVER, Outcome
 from sim.results import Difference, Results
 from sim.step import BlockedBy, StepShape
@@ -147,7 +148,7 @@ def test_goodput_holds_each_request_to_the_limits_by_its_own_values(three, slo, 
 
 def test_an_unknown_slo_term_is_named():
     with pytest.raises(ScenarioError) as error:
-        Results.slo_terms.func(results_of_nothing({"p99_tfft_ms": 5}))
+        results_of_nothing({"p99_tfft_ms": 5}).summary()
     assert str(error.value) == (
         "slo: unknown term 'p99_tfft_ms'; expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
         "ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl. Did you mean 'p99_ttft_ms'?"
@@ -157,12 +158,10 @@ def test_an_unknown_slo_term_is_named():
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
 def test_a_limit_must_be_a_number_above_zero(limit):
     with pytest.raises(ScenarioError, match=r"slo\.p99_ttft_ms: .* is not a limit; a finite number of ms above 0"):
-        Results.slo_terms.func(results_of_nothing({"p99_ttft_ms": limit}))
+        results_of_nothing({"p99_ttft_ms": limit}).summary()
 
 
 def results_of_nothing(slo):
-    from sim.record import Recorder
-
     return results(Recorder().tables(), slo=slo)
 
 
@@ -201,6 +200,8 @@ def test_answers_that_are_not_streamed_arrive_whole(three):
     assert metrics["ttft_ms"] == metrics["e2e_ms"]
     assert (metrics["itl_ms"]["count"], metrics["tpot_ms"]["count"]) == (0, 0)
     assert metrics["ntpot_ms"]["max"] == 7.5
+    no_gaps = results(three, is_streaming=False, slo={"mean_tpot_ms": 1e-6, "p99_itl_ms": 1e-6, "p99_ttft_ms": 16})
+    assert no_gaps.is_good.tolist() == [False, True, True]
 
 
 def test_an_answer_held_back_costs_latency_only_if_it_is_not_streamed(world):
@@ -402,6 +403,15 @@ def test_results_survive_the_disk_and_equal_runs_are_equal_bytes(three, tmp_path
     loaded = Results.load(tmp_path / "a")
     assert loaded.facts == run.facts
     assert loaded.summary() == run.summary() == json.loads((tmp_path / "a" / "summary.json").read_text())
+
+
+def test_a_run_with_a_column_missing_is_named(three, tmp_path):
+    results(three).save(tmp_path)
+    (tmp_path / "iterations.parquet").write_bytes((tmp_path / "chunks.parquet").read_bytes())
+    with pytest.raises(
+        UserError, match=r"is not a run of this version of servesim \(missing or unknown: 'cost_compute_ns'\)"
+    ):
+        Results.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, b"not parquet"])

@@ -209,3 +209,26 @@ def test_what_is_computed_for_a_client_that_left_is_counted(world):
     assert (report.to_free_ms.count, report.to_free_ms.mean, report.to_free_ms.max) == (2, 13e-6, 26e-6)
     # New blocks are next taken by the step that starts at 30; after 50 none are.
     assert (report.to_reuse_ms.count, report.to_reuse_ms.max) == (1, 17e-6)
+
+
+def test_at_one_nanosecond_a_departure_comes_before_the_plan_and_reuse_may_follow_at_once(world):
+    left, stays = world.request(output=9), world.request(output=9)
+    world.step(10, prefill=[left, stays])
+    world.step(10, decode=[left, stays])
+    world.cancel(left, 20)  # its second token came at 20; the step planned at 20 leaves it out
+    world.step(10, decode=[stays], num_new_blocks=1)
+    world.end(stays)
+    tables = world.tables()
+    tokens = TokenTimes(tables)
+    report = cancellations(tables, tokens)
+    assert tokens.num_delivered.tolist() == [2, 3]
+    assert report.tokens_for_departed == 0
+    assert (report.to_free_ms.max, report.to_reuse_ms.max) == (0, 0)
+
+
+def test_a_token_planned_but_not_begun_is_in_flight(world):
+    left = world.request(output=9)
+    world.step(10, prefill=[left])
+    world.step(10, decode=[left], host_ns=5, cancelled_meanwhile=[(left, 12)])
+    tables = world.tables()
+    assert cancellations(tables, TokenTimes(tables)).tokens_for_departed == 1
