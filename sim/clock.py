@@ -49,32 +49,37 @@ class Clock:
         """The current time."""
         return int(self.env.now)
 
-    def at(self, time_ns: int, priority: Priority) -> Event:
-        """An event that fires at `time_ns` (>= now) in the given place of that nanosecond."""
-        event = Event(self.env)
-        # What simpy.Timeout does, with a priority: the event already has its value when it is scheduled.
+    def event(self) -> Event:
+        """An event that somebody will `trigger`."""
+        return Event(self.env)
+
+    def trigger(self, event: Event, priority: Priority, delay_ns: int = 0) -> None:
+        """Let `event` fire `delay_ns` (>= 0) from now, in the given place of that nanosecond."""
+        # What simpy.Timeout does, with a priority: the event has its value when it is scheduled.
         event._ok = True
         event._value = None
-        self.env.schedule(event, priority, self._delay_ns(time_ns))  # type: ignore[arg-type]  # SimPy types only its own two priorities
+        self.env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
+
+    def at(self, time_ns: int, priority: Priority) -> Event:
+        """An event that fires at `time_ns` (>= now) in the given place of that nanosecond."""
+        delay_ns = time_ns - self.now_ns
+        if delay_ns < 0:
+            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
+        event = Event(self.env)
+        self.trigger(event, priority, delay_ns)
         return event
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
         """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
-        callbacks = self.at(time_ns, priority).callbacks
-        callbacks.append(lambda _: action())
+        self.at(time_ns, priority).callbacks.append(lambda _: action())
 
     def is_last_at_now(self) -> bool:
         """Whether nothing else is due at this very nanosecond."""
         return bool(self.env.peek() > self.env.now)
 
     def run(self, until_ns: int | None = None) -> None:
-        """Run until nothing is scheduled, or up to and including everything at `until_ns`."""
+        """Run until nothing is scheduled, or through everything that is due at `until_ns` or before."""
         env = self.env
-        while env.peek() <= (until_ns if until_ns is not None else float("inf")) and env.peek() != float("inf"):
+        last_ns = float("inf") if until_ns is None else until_ns
+        while env.peek() <= last_ns and env.peek() != float("inf"):
             env.step()
-
-    def _delay_ns(self, time_ns: int) -> int:
-        delay_ns = time_ns - self.now_ns
-        if delay_ns < 0:
-            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
-        return delay_ns

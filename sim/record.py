@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InvariantError
-from sim.request import NEVER, Outcome, Request
+from sim.request import NEVER, Request
 from sim.step import Finished, Step
 
 ITERATION_COLUMNS = (
@@ -98,8 +98,8 @@ class Tables:
     chunks: Columns
     """One row per prefill chunk; `iteration` is a row of `iterations`, `context` what was in cache before."""
     requests: Columns
-    """One row per request that arrived, sorted by `request`; `output_tokens` are those that existed when it
-    ended. `recomputed_tokens` counts tokens whose KV was lost to preemptions."""
+    """One row per request that arrived, sorted by `request`. `output_tokens` are those that its client
+    received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`."""
     segments: Columns
 
 
@@ -155,21 +155,22 @@ class Recorder:
             request.finished_ns = end_ns
             self._close_segment(request)
         for request in finished.released:
-            self.end(request, Outcome.FINISHED, end_ns)
+            self.end(request, end_ns)
 
-    def end(self, request: Request, outcome: Outcome, released_ns: int) -> None:
-        """The last word on a request: how it ended, and when its KV was free. Appends its row.
+    def end(self, request: Request, released_ns: int) -> None:
+        """The last word on a request, with the outcome that it carries. Appends its row.
 
-        `released_ns` is NEVER for requests that never held anything or hold it still (rejected, unfinished).
+        `released_ns` is when its KV was free; NEVER for one that never held any or holds it still.
         """
         self._close_segment(request)
+        request.is_recorded = True
         self.requests.append(
             (
                 request.index,
                 request.class_index,
                 request.arrival_ns,
                 request.prompt_tokens,
-                request.num_output_tokens,
+                request.num_delivered_tokens,
                 request.queued_ns,
                 request.admitted_iteration,
                 request.admitted_ns,
@@ -182,7 +183,7 @@ class Recorder:
                 request.num_preemptions,
                 request.recomputed_tokens,
                 request.cached_prompt_tokens,
-                outcome,
+                request.outcome,
             )
         )
 
@@ -199,6 +200,8 @@ class Recorder:
 
     def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
         for victim, _, num_lost_tokens in step.preempted:
+            if victim.is_recorded:
+                continue
             victim.num_preemptions += 1
             victim.recomputed_tokens += num_lost_tokens
             self._close_segment(victim)
@@ -211,10 +214,11 @@ class Recorder:
             if request.segment_lane == step.lane:
                 self._close_segment(request)
         for request in step.joined:
-            self._join(request, step.lane)
+            if not request.is_recorded:
+                self._join(request, step.lane)
         for request, num_tokens, context, is_last in step.chunks:
             self.chunks.append((iteration, request.index, num_tokens, context))
-            if is_last:
+            if is_last and not request.is_recorded:
                 self._sample(request, step.lane, iteration, end_ns)
 
     def _sample(self, request: Request, lane: int, iteration: int, end_ns: int) -> None:
@@ -232,12 +236,28 @@ class Recorder:
         request.segment_lane = lane
         request.segment_first_tick = self._lane_ticks[lane]
 
+    def num_tokens(self, request: Request) -> int:
+        """Tokens that its client has received by the end of the last recorded step (all of them, if streamed)."""
+        return request.num_delivered_tokens + self._num_tokens_of_open_segment(request)
+
     def _close_segment(self, request: Request) -> None:
+        """Write the row. Tokens of a client that has left count no more: they were computed for nobody."""
         if request.segment_lane == NEVER:
             return
-        first_tick = request.segment_first_tick
-        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
+        num_tokens = self._num_tokens_of_open_segment(request)
+        num_ticks = num_tokens - (request.segment_iteration != NEVER)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.append((request.index, request.segment_iteration, request.segment_lane, first_tick, num_ticks))
+        self.segments.append(
+            (request.index, request.segment_iteration, request.segment_lane, request.segment_first_tick, num_ticks)
+        )
+        if request.cancelled_ns == NEVER:
+            request.num_delivered_tokens += num_tokens
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER
+
+    def _num_tokens_of_open_segment(self, request: Request) -> int:
+        if request.segment_lane == NEVER:
+            return 0
+        first_tick = request.segment_first_tick
+        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
+        return (request.segment_iteration != NEVER) + num_ticks

@@ -72,6 +72,9 @@ class Request:
         "recomputed_tokens",
         "cached_prompt_tokens",
         "cancelled_ns",
+        "num_delivered_tokens",
+        "outcome",
+        "is_recorded",
         "segment_iteration",
         "segment_lane",
         "segment_first_tick",
@@ -129,6 +132,9 @@ class Request:
         self.recomputed_tokens = 0
         self.cached_prompt_tokens = 0
         self.cancelled_ns = NEVER
+        self.num_delivered_tokens = 0
+        self.outcome = Outcome.FINISHED
+        self.is_recorded = False
         self.segment_iteration = NEVER
         self.segment_lane = NEVER
         self.segment_first_tick = NEVER

@@ -1,0 +1,129 @@
+"""The clients: they send requests, wait for answers, leave, and limit themselves.
+
+Open-loop requests arrive by themselves; closed-loop clients send the next one some time after an answer.
+A class's connection limit holds requests back at the client, which is not batching: what waits there is
+invisible to the server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from sim.clock import Clock, Priority
+from sim.engine import Engine
+from sim.record import Recorder
+from sim.request import NEVER, Outcome, Request, Status
+from sim.workload.base import Traffic
+
+
+class Clients:
+    """Everybody who talks to one engine in a run."""
+
+    def __init__(self, clock: Clock, engine: Engine, recorder: Recorder, traffic: Traffic) -> None:
+        self._clock = clock
+        self._engine = engine
+        self._recorder = recorder
+        self._traffic = traffic
+        self._open_rows: deque[int] = deque(np.flatnonzero(traffic.arrival_ns != NEVER).tolist())
+        self._closed_rows: list[deque[int]] = [
+            deque(np.flatnonzero((traffic.class_index == i) & (traffic.arrival_ns == NEVER)).tolist())
+            for i in range(len(traffic.pools))
+        ]
+        self._num_connected = [0] * len(traffic.pools)
+        self._held_back: list[deque[Request]] = [deque() for _ in traffic.pools]
+        self._live: dict[int, Request] = {}
+        engine.on_release = self._on_release
+        engine.on_answer = self._disconnect
+        engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
+
+    def start(self) -> None:
+        """Schedule the first arrivals."""
+        if self._open_rows:
+            self._schedule_next_arrival()
+        for class_index, pool in enumerate(self._traffic.pools):
+            for _ in range(pool.num_clients or 0):
+                self._think(class_index)
+
+    def stop(self) -> None:
+        """The run is cut here: whoever is still in the system ends as unfinished."""
+        for request in list(self._live.values()):
+            if not request.is_recorded:
+                request.outcome = Outcome.UNFINISHED
+                self._recorder.end(request, NEVER)
+        self._live.clear()
+
+    def _schedule_next_arrival(self) -> None:
+        arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
+        self._clock.call_at(arrival_ns, Priority.ARRIVE, self._arrive_open)
+
+    def _arrive_open(self) -> None:
+        self._arrive(self._traffic.request(self._open_rows.popleft()))
+        if self._open_rows:
+            self._schedule_next_arrival()
+
+    def _think(self, class_index: int) -> None:
+        """A closed-loop client takes its next request, if any is left, and sends it when it has thought."""
+        rows = self._closed_rows[class_index]
+        if not rows:
+            return
+        row = rows.popleft()
+        arrival_ns = self._clock.now_ns + int(self._traffic.think_ns[row])
+        self._clock.call_at(arrival_ns, Priority.ARRIVE, lambda: self._arrive_closed(row))
+
+    def _arrive_closed(self, row: int) -> None:
+        request = self._traffic.request(row)
+        request.arrival_ns = self._clock.now_ns
+        self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        self._live[request.index] = request
+        patience_ns = int(self._traffic.cancel_after_ns[request.index])
+        if patience_ns != NEVER:
+            late = bool(self._traffic.leaves_at_deadline[request.index])
+            outcome = Outcome.TIMED_OUT if late else Outcome.CANCELLED
+            self._clock.call_at(
+                request.arrival_ns + patience_ns, Priority.CANCEL, lambda: self._leave(request, outcome)
+            )
+        limit = self._traffic.pools[request.class_index].max_connections
+        if limit is not None and self._num_connected[request.class_index] >= limit:
+            self._held_back[request.class_index].append(request)
+        else:
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        self._num_connected[request.class_index] += 1
+        self._engine.submit(request)
+
+    def _leave(self, request: Request, outcome: Outcome) -> None:
+        """A client gives up. Its connection is free at once; what the engine does about it is its own affair."""
+        if request.status is Status.OVER or request.outcome is not Outcome.FINISHED:
+            return
+        if request.queued_ns == NEVER:
+            self._held_back[request.class_index].remove(request)
+            request.status = Status.OVER
+            request.outcome = outcome
+            request.cancelled_ns = self._clock.now_ns
+            self._recorder.end(request, NEVER)
+            del self._live[request.index]
+            self._react(request)
+            return
+        self._engine.cancel(request, outcome)
+        self._disconnect(request)
+
+    def _on_release(self, request: Request) -> None:
+        del self._live[request.index]
+        if request.outcome is Outcome.REJECTED:
+            self._disconnect(request)
+
+    def _disconnect(self, request: Request) -> None:
+        class_index = request.class_index
+        self._num_connected[class_index] -= 1
+        if self._held_back[class_index]:
+            self._send(self._held_back[class_index].popleft())
+        self._react(request)
+
+    def _react(self, request: Request) -> None:
+        if self._traffic.pools[request.class_index].num_clients is not None:
+            self._think(request.class_index)
