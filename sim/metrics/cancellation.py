@@ -20,13 +20,20 @@ def cancellations(tables: Tables, tokens: TokenTimes) -> Cancellation:
     """
     requests = tables.requests
     left_ns, freed_ns = requests["cancelled_ns"], requests["released_ns"]
-    held = (left_ns != NEVER) & (freed_ns != NEVER) & (requests["admitted_ns"] != NEVER)
+    held = (left_ns != NEVER) & (freed_ns != NEVER) & _was_scheduled(tables)
     return Cancellation(
         num_departed=int(np.count_nonzero(left_ns != NEVER)),
         to_free_ms=Distribution((freed_ns - left_ns)[held]).stats_ms(),
         to_reuse_ms=Distribution(_to_reuse_ns(tables, left_ns[held], freed_ns[held])).stats_ms(),
         tokens_for_departed=_prefilled(tables) + int(tokens.num_undelivered.sum()) + _in_flight(tables, tokens),
     )
+
+
+def _was_scheduled(tables: Tables) -> Bools:
+    """Which requests ever had KV. One whose client left during its first step was never admitted by the books."""
+    was_scheduled: Bools = tables.requests["admitted_ns"] != NEVER
+    was_scheduled[rows_of(tables.requests, tables.chunks["request"])] = True
+    return was_scheduled
 
 
 def _to_reuse_ns(tables: Tables, left_ns: Ints, freed_ns: Ints) -> Ints:

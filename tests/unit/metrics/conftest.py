@@ -90,13 +90,17 @@ class World:
         self.over.update(finish, release)
 
     def cancel(self, request, at_ns, outcome=Outcome.CANCELLED):
+        request.num_delivered_tokens = self.recorder.num_tokens(request)
         request.cancelled_ns = at_ns
-        self.over.add(request)
-        self.recorder.end(request, outcome, at_ns if request.admitted_ns != NEVER else NEVER)
+        self._end(request, outcome, at_ns if request.admitted_ns != NEVER else NEVER)
 
     def end(self, request, outcome=Outcome.UNFINISHED):
+        self._end(request, outcome, NEVER)
+
+    def _end(self, request, outcome, released_ns):
+        request.outcome = outcome
         self.over.add(request)
-        self.recorder.end(request, outcome, NEVER)
+        self.recorder.end(request, released_ns)
 
     def tables(self) -> Tables:
         return self.recorder.tables()
