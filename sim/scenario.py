@@ -1,0 +1,169 @@
+"""A scenario: what is served, on what, how it is scheduled, and who asks for it.
+
+One YAML file, checked completely before anything runs. What one field alone can get wrong is found here;
+what takes a model, a GPU or the drawn traffic to see is found by `sim.build`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from sim.cost.base import COST_MODELS, CostOptions
+from sim.errors import ScenarioError, did_you_mean
+from sim.options import Count, CountOrZero, NonNegative, OneOf, Options, Positive
+from sim.policies.base import POLICIES, EngineOptions
+from sim.scenario_errors import scenario_error
+from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
+from sim.workload.base import ARRIVALS, ArrivalOptions
+from sim.workload.traffic import TrafficClass
+
+SLO_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
+SLO_METRICS = ("ttft", "itl", "tpot", "ntpot", "e2e", "queue")
+
+
+def _check_slo(slo: dict[str, float]) -> dict[str, float]:
+    known = [f"{statistic}_{metric}_ms" for statistic in SLO_STATISTICS for metric in SLO_METRICS]
+    for key in slo:
+        if key not in known:
+            raise PydanticCustomError(
+                "slo_key",
+                "{found}",
+                {
+                    "found": f"unknown objective {key!r}",
+                    "valid": f"known: <{'|'.join(SLO_STATISTICS)}>_<{'|'.join(SLO_METRICS)}>_ms",
+                    "remedy": did_you_mean(key, known),
+                },
+            )
+    return slo
+
+
+Slo = Annotated[dict[str, Positive], AfterValidator(_check_slo)]
+"""Limits such as `p99_ttft_ms: 500`, milliseconds."""
+
+
+class Hardware(Options):
+    """What one replica runs on."""
+
+    gpu: str = Field(description="name of a GPU (see `servesim gpus`)")
+    tensor_parallel: Count = Field(default=1, description="GPUs that share the model")
+
+
+class RunOptions(Options):
+    """How long the run is, and what of it is measured."""
+
+    num_requests: Count | None = Field(default=None, description="requests over all classes, the earliest ones")
+    duration_s: Positive | None = Field(default=None, description="arrivals end here, seconds")
+    warmup_s: NonNegative = Field(default=0.0, description="requests that arrive earlier are not measured, seconds")
+    drain: bool = Field(
+        default=True, description="run until the last request is over; false: cut at duration_s, the rest is unfinished"
+    )
+    oversized: Literal["error", "reject"] = Field(
+        default="error", description="a request that can never fit stops the run, or is rejected by the engine"
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> RunOptions:
+        if not self.drain and self.duration_s is None:
+            raise PydanticCustomError(
+                "drain", "{found}", {"found": "drain: false needs duration_s", "valid": "", "remedy": ""}
+            )
+        if self.duration_s is not None and self.warmup_s >= self.duration_s:
+            found = f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g} to measure"
+            raise PydanticCustomError("warmup", "{found}", {"found": found, "valid": "", "remedy": ""})
+        return self
+
+
+def _roofline() -> CostOptions:
+    return COST_MODELS.load("roofline").Options(kind="roofline")
+
+
+class Scenario(Options):
+    """Everything that a simulation depends on. Make one with `load_scenario` or `parse_scenario`."""
+
+    name: str = Field(default="scenario", description="what tables and plots call it; default: the file's name")
+    seed: CountOrZero = Field(default=0, description="of every random stream")
+    model: str = Field(description="name of a model (see `servesim models`), or the path of a HF config.json")
+    hardware: Hardware
+    engine: Annotated[EngineOptions, OneOf(POLICIES, key="policy")]
+    cost: Annotated[CostOptions, OneOf(COST_MODELS)] = Field(default_factory=_roofline)
+    traffic: list[TrafficClass] = Field(min_length=1, description="the request classes")
+    arrivals: Annotated[ArrivalOptions, OneOf(ARRIVALS)] | None = Field(
+        default=None, description="one arrival process for all classes, which split it by their share"
+    )
+    run: RunOptions = Field(default_factory=RunOptions)
+    slo: Slo = Field(default_factory=dict, description="service level objectives: <statistic>_<metric>_ms, ms")
+    compare: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="variants: what each changes in this scenario, on the same arrivals"
+    )
+
+    _place: str = PrivateAttr(default="scenario")
+    _folder: Path = PrivateAttr(default=Path())
+    _data: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _allow_imports: bool = PrivateAttr(default=False)
+
+    @property
+    def place(self) -> str:
+        """Where it comes from, for messages."""
+        return self._place
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths in it are relative to."""
+        return self._folder
+
+    def variants(self) -> dict[str, Scenario]:
+        """The scenarios under `compare`, each of them complete, by name. Raises ScenarioError."""
+        base = {key: value for key, value in self._data.items() if key != "compare"}
+        variants: dict[str, Scenario] = {}
+        for name, overlay in self.compare.items():
+            place = f"{self.place}: compare.{name}"
+            data = lay_over(base, overlay, place)
+            variants[name] = parse_scenario(
+                data | {"name": name}, place=place, folder=self.folder, allow_imports=self._allow_imports
+            )
+        return variants
+
+
+def load_scenario(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    allow_imports: bool = False,
+) -> Scenario:
+    """Read, override and check a scenario file.
+
+    `overrides` are `key.key=value` with YAML values, as for `--set`; `seed` replaces the file's.
+    `allow_imports` lets the scenario name classes outside servesim, which runs their code. Relative paths
+    in it are relative to its folder. Raises ScenarioError; all findings are in one message, a line each.
+    """
+    path = Path(path)
+    data = read_yaml(path)
+    data = lay_over(data, overlay_from_overrides(overrides), str(path))
+    if seed is not None:
+        data["seed"] = seed
+    return parse_scenario({"name": path.stem} | data, place=str(path), folder=path.parent, allow_imports=allow_imports)
+
+
+def parse_scenario(
+    data: Mapping[str, Any], *, place: str = "scenario", folder: Path | str = ".", allow_imports: bool = False
+) -> Scenario:
+    """Check a scenario given as nested dicts and lists, as YAML would. Raises ScenarioError at `place`."""
+    data = dict(data)
+    try:
+        scenario = Scenario.model_validate(data, context={"allow_imports": allow_imports})
+    except ValidationError as error:
+        raise scenario_error(error, data, Scenario, place) from None
+    except ScenarioError as error:
+        raise ScenarioError(f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy) from None
+    scenario._place, scenario._folder = place, Path(folder)
+    scenario._data, scenario._allow_imports = data, allow_imports
+    if scenario.compare:
+        scenario.variants()
+    return scenario
