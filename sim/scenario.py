@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_core import PydanticCustomError
 
 from sim.cost.base import COST_MODELS, CostOptions
-from sim.errors import ScenarioError, did_you_mean
+from sim.errors import ScenarioError
+from sim.metrics.slo import parse_slo
 from sim.options import Count, CountOrZero, NonNegative, OneOf, Options, Positive
 from sim.policies.base import POLICIES, EngineOptions
 from sim.scenario_errors import scenario_error
@@ -23,27 +24,20 @@ from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
 from sim.workload.traffic import TrafficClass
 
-SLO_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
-SLO_METRICS = ("ttft", "itl", "tpot", "ntpot", "e2e", "queue")
+def refusal(found: str, *, valid: str = "", remedy: str = "", **place: str) -> PydanticCustomError:
+    """What a validator raises; `key` is where, relative to what it validates."""
+    return PydanticCustomError("refused", "{found}", {"found": found, "valid": valid, "remedy": remedy, **place})
 
 
-def _check_slo(slo: dict[str, float]) -> dict[str, float]:
-    known = [f"{statistic}_{metric}_ms" for statistic in SLO_STATISTICS for metric in SLO_METRICS]
-    for key in slo:
-        if key not in known:
-            raise PydanticCustomError(
-                "slo_key",
-                "{found}",
-                {
-                    "found": f"unknown objective {key!r}",
-                    "valid": f"known: <{'|'.join(SLO_STATISTICS)}>_<{'|'.join(SLO_METRICS)}>_ms",
-                    "remedy": did_you_mean(key, known),
-                },
-            )
+def _check_slo(slo: dict[str, float], **place: str) -> dict[str, float]:
+    try:
+        parse_slo(slo)
+    except ScenarioError as error:
+        raise refusal(error.found, valid=error.valid, remedy=error.remedy, **place) from None
     return slo
 
 
-Slo = Annotated[dict[str, Positive], AfterValidator(_check_slo)]
+Slo = Annotated[dict[str, Positive], AfterValidator(lambda slo: _check_slo(slo))]
 """Limits such as `p99_ttft_ms: 500`, milliseconds."""
 
 
@@ -70,12 +64,9 @@ class RunOptions(Options):
     @model_validator(mode="after")
     def _check_times(self) -> RunOptions:
         if not self.drain and self.duration_s is None:
-            raise PydanticCustomError(
-                "drain", "{found}", {"found": "drain: false needs duration_s", "valid": "", "remedy": ""}
-            )
+            raise refusal("drain: false needs duration_s")
         if self.duration_s is not None and self.warmup_s >= self.duration_s:
-            found = f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g} to measure"
-            raise PydanticCustomError("warmup", "{found}", {"found": found, "valid": "", "remedy": ""})
+            raise refusal(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g} to measure")
         return self
 
 
@@ -106,6 +97,17 @@ class Scenario(Options):
     _folder: Path = PrivateAttr(default=Path())
     _data: dict[str, Any] = PrivateAttr(default_factory=dict)
     _allow_imports: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _check_class_slos(self) -> Scenario:
+        for i, traffic_class in enumerate(self.traffic):
+            _check_slo(traffic_class.slo or {}, key=f"traffic.{i}.slo")
+        return self
+
+    @property
+    def allows_imports(self) -> bool:
+        """Whether it may name classes outside servesim."""
+        return self._allow_imports
 
     @property
     def place(self) -> str:

@@ -14,6 +14,9 @@ from sim.options import OneOf
 
 Path = tuple[str | int, ...]
 
+MOST_KEYS_SHOWN = 12
+"""Longer lists of known keys are left out when one of them is surely meant."""
+
 _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -21,10 +24,10 @@ _EXPECTED = {
     "float_type": "a number",
     "float_parsing": "a number",
     "finite_number": "a finite number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "at most {le}",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "a number below {lt:g}",
+    "less_than_equal": "at most {le:g}",
     "literal_error": "{expected}",
     "string_type": "text",
     "bool_type": "true or false",
@@ -35,9 +38,9 @@ _EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
     "none_required": "nothing",
-    "too_short": "at least {min_length} entries",
-    "too_long": "at most {max_length} entries",
+    "too_short": "a list of at least {min_length}",
     "string_too_short": "text",
+    "string_pattern_mismatch": "text that matches {pattern}",
 }
 
 
@@ -89,25 +92,41 @@ def _inside(here: Any, key: str | int) -> tuple[Any] | None:
 def _explain(path: Path, found: list[ErrorDetails], data: Any, model: type[BaseModel], place: str) -> ScenarioError:
     first = found[0]
     ctx: dict[str, Any] = first.get("ctx", {})
-    if first["type"] in ("unknown_name", "foreign"):
+    if first["type"] == "union_tag_invalid":
+        ctx = _unknown_kind(ctx)
+    if "key" in ctx:
         path = (*path, ctx["key"])
     where = f"{place}: {'.'.join(map(str, path))}" if path else place
-    if first["type"] == "extra_forbidden":
-        owner = _owner(path[:-1], data, model)
-        known = list(owner.model_fields) if owner else []
-        return ScenarioError(
-            where,
-            "unknown key",
-            valid=f"known: {', '.join(known)}" if known else "",
-            remedy=did_you_mean(str(path[-1]), known),
-        )
     if "found" in ctx:
         return ScenarioError(where, ctx["found"], valid=ctx.get("valid", ""), remedy=ctx.get("remedy", ""))
-    meaning = _meaning(path, data, model)
+    owner = _owner(path[:-1], data, model) if path else None
+    fields = owner.model_fields if owner else {}
+    if first["type"] == "extra_forbidden":
+        return _unknown_key(where, str(path[-1]), list(fields))
+    field = fields.get(str(path[-1])) if path else None
+    meaning = f" ({field.description})" if field and field.description else ""
     if first["type"] == "missing":
-        return ScenarioError(where, "is missing", valid=meaning)
+        return ScenarioError(where, f"is missing{meaning}")
     expected = " or ".join(dict.fromkeys(_expected(details) for details in found))
-    return ScenarioError(where, f"expected {expected}, got {_shown(first['input'])}", valid=meaning)
+    return ScenarioError(where, f"expected {expected}, got {_shown(first['input'])}{meaning}")
+
+
+def _unknown_key(where: str, key: str, known: list[str]) -> ScenarioError:
+    remedy = did_you_mean(key, known)
+    shown = known if len(known) <= MOST_KEYS_SHOWN or not remedy else []
+    return ScenarioError(where, "unknown key", valid=f"known: {', '.join(shown)}" if shown else "", remedy=remedy)
+
+
+def _unknown_kind(ctx: dict[str, Any]) -> dict[str, Any]:
+    """What pydantic knows about a name that selects none of several options, in the terms of `OneOf`."""
+    key, name = ctx["discriminator"].strip("'"), ctx["tag"]
+    known = [tag.strip("'") for tag in ctx["expected_tags"].split(", ")]
+    return {
+        "key": key,
+        "found": f"unknown {key} {name!r}",
+        "valid": f"known: {', '.join(known)}",
+        "remedy": did_you_mean(name, known),
+    }
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -126,13 +145,6 @@ def _shown(value: Any) -> str:
         return f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _meaning(path: Path, data: Any, model: type[BaseModel]) -> str:
-    """The description of the field at `path`: meaning, unit, default."""
-    owner = _owner(path[:-1], data, model) if path else None
-    field = owner.model_fields.get(str(path[-1])) if owner else None
-    return f"{path[-1]}: {field.description}" if field and field.description else ""
 
 
 def _owner(path: Path, data: Any, model: type[BaseModel]) -> type[BaseModel] | None:
