@@ -40,6 +40,11 @@ class EngineCore:
         """
         return self.policy.num_unfinished > 0 or self._has_ends_to_report
 
+    @property
+    def has_work_in_flight(self) -> bool:
+        """Whether a batch that computes something is in flight."""
+        return any(not step.is_empty for step in self._in_flight)
+
     def admit(self, cancels: Iterable[Request], arrivals: Iterable[Request]) -> list[Request]:
         """Let clients leave, then requests arrive. Returns those of `cancels` that are gone now.
 

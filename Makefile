@@ -1,0 +1,61 @@
+# Everything runs in .venv, which the targets make and keep up to date by themselves.
+# Needs: make and Python >= 3.11 (another one than python3: make demo PYTHON=python3.12).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PINS := pyproject.toml constraints.txt
+
+.NOTPARALLEL:
+.PHONY: help demo install install-dev test test-slow lint bench clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(VENV)/installed ## run the main job and the batching comparison, say what was written
+	$(BIN)/servesim run scenarios/quickstart.yaml --out out/quickstart
+	$(BIN)/servesim compare scenarios/static_vs_continuous.yaml --out out/static_vs_continuous
+	@echo "Written:"; find out/quickstart out/static_vs_continuous -type f | sort | sed 's/^/  /'
+
+install: $(VENV)/installed ## make .venv with servesim in it
+
+install-dev: $(VENV)/installed-dev ## the same with what tests and linters need
+
+test: $(VENV)/installed-dev ## all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+test-slow: $(VENV)/installed-dev ## tests that need a browser, a cluster, torch or minutes
+	@$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; } # 5: there are none
+
+lint: $(VENV)/installed-dev ## formatting, lint, types and the import ladder
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+bench: $(VENV)/installed ## time per iteration, beside a bare SimPy loop
+	$(BIN)/python benchmarks/bench.py
+
+clean: ## remove .venv, caches and everything that was written
+	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A Python without ensurepip (Debian without python3-venv) still has a pip that can install into the new .venv.
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) > /dev/null || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } || \
+	  { echo "$(PYTHON) cannot make a virtual environment; install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made $(PINS)
+	@echo "Installing servesim into $(VENV) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/made $(PINS)
+	@echo "Installing servesim and what its tests need into $(VENV) ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/installed $@

@@ -1,0 +1,220 @@
+"""What vLLM V1's scheduler can be told, and which of its rules hold in which version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import Field
+
+from sim.errors import ScenarioError
+from sim.options import Count, CountOrZero, Share
+from sim.policies.base import EngineLimits, EngineOptions
+
+
+@dataclass(frozen=True)
+class VersionRules:
+    """The rules that differ between versions of vLLM V1; the defaults are those of 0.33.0.
+
+    Source: the wheels of 0.9.2, 0.11.2, 0.14.1, 0.18.0, 0.22.1, 0.26.0, 0.30.0 and 0.33.0
+    (`v1/core/sched/scheduler.py`, `v1/core/block_pool.py`); versions in between were not looked up.
+    """
+
+    misfit_skips: bool = False
+    """Without chunked prefill, a prompt over the rest of the budget is skipped instead of ending admission."""
+    has_async: bool = True
+    async_by_default: bool = True
+    foresees_length_end: bool = True
+    """Async scheduling does not plan past `max_tokens`."""
+    has_reserve_full_isl: bool = True
+    has_watermark: bool = True
+    keyless_to_front: bool = True
+    """Freed blocks that carry no key go to the front of the free list."""
+    pads_admissions: bool = True
+    """An admission of one token is padded with drafts."""
+    has_prefill_interval: bool = True
+    has_active_seqs: bool = True
+    has_scheduled_tokens: bool = True
+    has_adaptive_threshold: bool = True
+    threshold_spares_lone: bool = True
+    """The long-prefill threshold does not apply to a request that is alone in the engine."""
+    unplans_victims: bool = True
+    """Priority: a victim that was already planned in this step is taken out of it."""
+    walks_on_after_self_preemption: bool = True
+    """Priority: a requester that was its own victim does not end the walk over the running requests."""
+
+
+_V0_30 = VersionRules(
+    has_prefill_interval=False,
+    has_active_seqs=False,
+    has_adaptive_threshold=False,
+    threshold_spares_lone=False,
+    walks_on_after_self_preemption=False,
+)
+_V0_22 = replace(_V0_30, has_watermark=False, keyless_to_front=False, pads_admissions=False)
+_V0_18 = replace(_V0_22, has_reserve_full_isl=False)
+_V0_14 = replace(_V0_18, has_scheduled_tokens=False)
+_V0_11 = replace(_V0_14, misfit_skips=True, async_by_default=False, foresees_length_end=False)
+_V0_9 = replace(_V0_11, has_async=False, unplans_victims=False)
+
+VERSIONS: dict[tuple[int, int, int], VersionRules] = {
+    (0, 33, 0): VersionRules(),
+    (0, 30, 0): _V0_30,
+    (0, 26, 0): _V0_30,
+    (0, 22, 1): _V0_22,
+    (0, 18, 0): _V0_18,
+    (0, 14, 1): _V0_14,
+    (0, 11, 2): _V0_11,
+    (0, 9, 2): _V0_9,
+}
+"""Newest first. A version that lies between two rows behaves as the older of them."""
+
+
+def rules_for(version: str, place: str = "engine.vllm_version") -> tuple[VersionRules, str]:
+    """The rules of a version such as `"0.19"`, and the row of VERSIONS that they were taken from.
+
+    `"0.19"` means any 0.19.x and takes the newest row that is not newer. Raises ScenarioError.
+    """
+    rows = ", ".join(".".join(map(str, row)) for row in VERSIONS)
+    parts = version.removeprefix("v").split(".")
+    if not all(part.isdecimal() for part in parts) or not 2 <= len(parts) <= 3:
+        raise ScenarioError(place, f"{version!r} is not a version", valid=f"known: {rows}")
+    wanted = tuple(int(part) for part in parts) + (10**6,) * (3 - len(parts))
+    for row, rules in VERSIONS.items():
+        if row <= wanted:
+            return rules, ".".join(map(str, row))
+    raise ScenarioError(place, f"{version!r} is older than any version that was looked up", valid=f"known: {rows}")
+
+
+class VllmV1Options(EngineOptions):
+    """Scheduler options of `vllm serve`, under their own names and with its defaults."""
+
+    policy: Literal["vllm-v1"] = Field(description="vLLM's V1 scheduler")
+    vllm_version: str = Field(default="0.33.0", description="version whose behaviour is copied")
+    max_num_seqs: Count = Field(default=256, description="requests that may run at once")
+    max_num_active_seqs: Count | None = Field(
+        default=None, description="requests that admission fills up to; default: max_num_seqs"
+    )
+    max_num_batched_tokens: Count = Field(default=2048, description="token budget of a step")
+    max_num_scheduled_tokens: Count | None = Field(
+        default=None, description="smaller budget for the scheduler alone; default: max_num_batched_tokens"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="order of the waiting queue and choice of victims (--scheduling-policy)"
+    )
+    enable_chunked_prefill: bool = Field(default=True, description="whether a prompt may be split over steps")
+    enable_prefix_caching: bool = Field(default=True, description="whether equal prompt beginnings share KV blocks")
+    long_prefill_token_threshold: CountOrZero = Field(
+        default=0, description="most tokens of one request in a step; 0: no limit"
+    )
+    long_prefill_token_threshold_adaptive: bool = Field(
+        default=False, description="raise that limit to an equal share of max_num_batched_tokens"
+    )
+    scheduler_reserve_full_isl: bool | None = Field(
+        default=None, description="admit a prompt only when all of it would fit; default: on where the version has it"
+    )
+    watermark: Share = Field(default=0.0, description="part of the KV blocks that admission leaves free")
+    prefill_schedule_interval: Count = Field(default=1, description="steps between prefills while anything decodes")
+    async_scheduling: bool | None = Field(
+        default=None, description="plan a step before the last one's results are in; default: the version's own"
+    )
+    pipeline_parallel_size: Count = Field(default=1, description="pipeline stages")
+
+
+@dataclass(frozen=True)
+class V1Config:
+    """Every knob of one V1 scheduler, resolved. Names are vLLM's; `policy` is its `--scheduling-policy`."""
+
+    num_gpu_blocks: int
+    """Pool size with the null block."""
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_active_seqs: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_scheduled_tokens: int | None = None
+    max_model_len: int = 8192
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    prefill_schedule_interval: int = 1
+    pipeline_parallel_size: int = 1
+    use_v2_model_runner: bool = False
+    num_speculative_tokens: int = 0
+    spec_accept_pattern: tuple[int, ...] | None = None
+    """How many drafts each verification of a request accepts, cyclically: the stand-in for a model."""
+    async_scheduling: bool = False
+    rules: VersionRules = VersionRules()
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that one step may schedule."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def max_running(self) -> int:
+        """Requests that admission fills up to."""
+        return self.max_num_active_seqs or self.max_num_seqs
+
+    @property
+    def max_in_flight(self) -> int:
+        """Depth of the engine's queue of batches."""
+        if not self.async_scheduling:
+            return self.pipeline_parallel_size
+        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 2
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission leaves free."""
+        return int(self.watermark * self.num_gpu_blocks)
+
+    @classmethod
+    def resolve(cls, options: VllmV1Options, limits: EngineLimits) -> V1Config:
+        """The configuration that a scenario asks for. Raises ScenarioError for what its version lacks."""
+        rules, row = rules_for(options.vllm_version)
+        _refuse_unknown_to_version(options, rules, row)
+        reserve, is_async = options.scheduler_reserve_full_isl, options.async_scheduling
+        return cls(
+            num_gpu_blocks=limits.num_gpu_blocks,
+            block_size=limits.block_size,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            max_num_active_seqs=options.max_num_active_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_scheduled_tokens=options.max_num_scheduled_tokens,
+            policy=options.scheduling_policy,
+            enable_prefix_caching=options.enable_prefix_caching,
+            enable_chunked_prefill=options.enable_chunked_prefill,
+            long_prefill_token_threshold=options.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=options.long_prefill_token_threshold_adaptive,
+            scheduler_reserve_full_isl=rules.has_reserve_full_isl if reserve is None else reserve,
+            watermark=options.watermark,
+            prefill_schedule_interval=options.prefill_schedule_interval,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            use_v2_model_runner=options.pipeline_parallel_size > 1,
+            async_scheduling=rules.async_by_default if is_async is None else is_async,
+            rules=rules,
+        )
+
+
+def _refuse_unknown_to_version(options: VllmV1Options, rules: VersionRules, row: str) -> None:
+    wanted = {
+        "async_scheduling": bool(options.async_scheduling) and not rules.has_async,
+        "scheduler_reserve_full_isl": bool(options.scheduler_reserve_full_isl) and not rules.has_reserve_full_isl,
+        "watermark": options.watermark > 0 and not rules.has_watermark,
+        "prefill_schedule_interval": options.prefill_schedule_interval > 1 and not rules.has_prefill_interval,
+        "max_num_active_seqs": options.max_num_active_seqs is not None and not rules.has_active_seqs,
+        "max_num_scheduled_tokens": options.max_num_scheduled_tokens is not None and not rules.has_scheduled_tokens,
+        "long_prefill_token_threshold_adaptive": options.long_prefill_token_threshold_adaptive
+        and not rules.has_adaptive_threshold,
+    }
+    for option, is_missing in wanted.items():
+        if is_missing:
+            raise ScenarioError(
+                f"engine.{option}",
+                f"vLLM {options.vllm_version} does not have this option (rules of {row})",
+                remedy="Leave it out or name a newer vllm_version.",
+            )
