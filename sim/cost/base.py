@@ -81,6 +81,36 @@ class CostModel(ABC):
         """
 
 
+def prefill_sums(prefills: tuple[tuple[int, int], ...]) -> tuple[int, int, int]:
+    """`(tokens, pairs, kv_tokens)` over the prefill chunks of one iteration.
+
+    `pairs` counts (query, key) pairs under the causal mask: a chunk of n tokens on a context of c has
+    n·c + n(n+1)/2. `kv_tokens` counts the tokens whose KV its attention reads: c + n.
+    """
+    tokens = pairs = kv_tokens = 0
+    for num_tokens, context in prefills:
+        tokens += num_tokens
+        pairs += num_tokens * (2 * context + num_tokens + 1) // 2
+        kv_tokens += context + num_tokens
+    return tokens, pairs, kv_tokens
+
+
+def prefill_sums_of(steps: StepArrays) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """`prefill_sums` of many iterations: three int64 arrays with one entry per iteration."""
+    num_tokens, context = steps.prefill_num_tokens, steps.prefill_context
+    sums = tuple(np.zeros(len(steps.num_decode), dtype=np.int64) for _ in range(3))
+    values = (num_tokens, num_tokens * (2 * context + num_tokens + 1) // 2, context + num_tokens)
+    for total, value in zip(sums, values, strict=True):
+        np.add.at(total, steps.prefill_iteration, value)
+    tokens, pairs, kv_tokens = sums
+    return tokens, pairs, kv_tokens
+
+
+def decode_contexts(shape: StepShape, num_steps: int) -> NDArray[np.int64]:
+    """`decode_context_sum` of `num_steps` decode-only iterations in a row that begin with `shape`."""
+    return shape.decode_context_sum + shape.num_decode * np.arange(num_steps, dtype=np.int64)
+
+
 COST_MODELS: Registry[CostModel] = Registry(
     "cost model",
     "sim.cost.base:CostModel",
