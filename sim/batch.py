@@ -52,6 +52,13 @@ class RunningBatch:
         offset = request.num_computed_tokens - self.tick
         heappush(self._longest, (-offset, request.index, self.tick, request))
 
+    def postpone(self, request: Request, ticks: int) -> None:
+        """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
+        if request not in self._members or ticks < 1:
+            raise InvariantError(f"{request} is no member or postponed by {ticks} ticks")
+        request.due_tick = self.tick + ticks
+        self._calendar.setdefault(request.due_tick, []).append(request)
+
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
         self._account(request, -1)
@@ -66,7 +73,7 @@ class RunningBatch:
         self.tick += 1
 
     def due(self, tick: int) -> list[Request]:
-        """Members whose time is up after `tick`, in joining order; each is named once."""
+        """Members whose time is up after `tick`, in the order in which that was settled; each is named once."""
         return [r for r in self._calendar.pop(tick, ()) if r.due_tick == tick]
 
     def context(self, request: Request) -> int:

@@ -109,7 +109,8 @@ class Step:
     used_blocks: int = 0
     num_new_blocks: int = 0
     live_tokens: int = 0
-    """Tokens in KV, this step's included; what `used_blocks` holds beyond them is reserved or rounding."""
+    """Tokens in KV that a request still needs, this step's included; what `used_blocks` holds beyond them is
+    reserved, rounding, or kept for nobody (finished members of a batch that goes on)."""
     lane: int = 0
     tick: int = 0
     """The policy's own count of decoding steps, this one included (scratch of `plan` for `update`)."""
@@ -123,9 +124,11 @@ class Step:
 class Finished(NamedTuple):
     """What the results of one step ended.
 
-    `finished`: their last token exists now. `released`: their answers leave and their KV is free now (for
-    request-level batching that may be later, all members at once). `departed`: their client has now
-    received the tokens after which it leaves; whoever drives the core cancels them.
+    `finished`: their last token exists now. `released`: their KV is free now (for request-level batching
+    that may be later, all members at once; members that were cancelled but had to stay are among them,
+    whether or not they finished). An answer leaves in pieces up to the finish, or whole at the release:
+    `Policy.streams_answers` says which. `departed`: their client has now received the tokens after which
+    it leaves; whoever drives the core cancels them.
     """
 
     finished: list[Request]

@@ -60,6 +60,8 @@ class Policy(ABC):
     """Batches that may be planned before the oldest one's results are processed."""
     follows_arrival_order: ClassVar[bool] = True
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
+    streams_answers: bool = True
+    """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     overlaps_host: bool = False
     """Whether the host plans the next step while the device runs this one."""
 
@@ -87,7 +89,8 @@ class Policy(ABC):
         """Drop a request wherever it is; False when it must stay (the batch it is in cannot let go of it).
 
         On True its KV is free at once, even when a step with it is in flight: its result is ignored when
-        it comes. Never called for a request that is over.
+        it comes. On False it keeps its KV until `update` names it in `released`. Never called for a request
+        that is over.
         """
 
     @abstractmethod

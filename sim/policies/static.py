@@ -1,0 +1,184 @@
+"""Request-level batching: a batch is formed, runs until its last member is done, and nobody joins it.
+
+The first iteration prefills all prompts of the batch, each later one decodes. With a queue delay this is
+traditional dynamic batching: an idle engine lets the oldest request wait for company. A delay has no
+effect while a batch runs, for then the next batch forms by itself. With `max_batch_size: 1` it is serving
+without batching.
+
+Padded compute makes the batch a rectangle: prompts are padded to the longest one, and finished members
+keep their row until the end. Rows are kept no longer than `max_model_len`. With early exit every row has
+its own length and those that finish drop out of the computation, but their KV stays reserved. In neither
+form is a place reused before the batch is over.
+
+A client that leaves while its request waits takes it along. In a batch its request must stay: a padded row
+generates its answer to the end, for nobody; an early-exit row drops out of the computation with the next
+results, as if it had met a stop condition, and keeps its KV until the end of the batch. Without
+streaming, clients see no token before the end of the batch, so none leaves after n tokens.
+
+Sources: Triton Inference Server, `dynamic_batch_scheduler.cc` (`max_batch_size`,
+`max_queue_delay_microseconds`); FasterTransformer's GPT backend (padded, all answers together);
+Sarathi-Serve, `faster_transformer_scheduler.py` (early exit).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from sim.clock import NS_PER_MS
+from sim.options import NonNegative
+from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
+from sim.request import Request, Status
+from sim.step import BlockedBy, Finished, Step, StepShape
+
+
+class StaticOptions(WholePromptOptions):
+    """What request-level batching can be told."""
+
+    policy: Literal["static"] = Field(description="request-level batching; with a queue delay: dynamic batching")
+
+    max_queue_delay_ms: NonNegative = Field(
+        default=0.0, description="how long an idle engine lets the oldest request wait for a full batch; 0: not at all"
+    )
+    compute: Literal["padded", "early_exit"] = Field(
+        default="padded",
+        description="padded: prompts as long as the longest, finished rows still computed; early_exit: neither",
+    )
+    release: Literal["at_batch_end", "streaming"] = Field(
+        default="at_batch_end",
+        description="at_batch_end: all answers leave together; streaming: tokens leave as they come",
+    )
+
+
+class StaticBatching(WholePromptPolicy):
+    """A queue and at most one batch, whose members all stay until the last one is done."""
+
+    Options: ClassVar[type[EngineOptions]] = StaticOptions
+
+    def __init__(self, options: StaticOptions, limits: EngineLimits) -> None:
+        super().__init__(options, limits)
+        self.streams_answers = options.release == "streaming"
+        self._is_padded = options.compute == "padded"
+        self._max_queue_delay_ns = round(options.max_queue_delay_ms * NS_PER_MS)
+        self._members: dict[Request, None] = {}
+        self._longest_prompt = 0
+        self._first_tick = 0
+        self._aborted: list[Request] = []
+        """Members that drop out of the computation with the next results."""
+        self._left: list[Request] = []
+        """Members that have dropped out since the last step."""
+
+    @classmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> StaticBatching:
+        """A fresh policy."""
+        assert isinstance(options, StaticOptions)
+        return cls(options, limits)
+
+    def cancel(self, request: Request) -> bool:
+        """Drop a waiting request. A member of the batch must stay until its end: False."""
+        if request.status is Status.WAITING:
+            del self._waiting[request]
+            self._release(request)
+            return True
+        if not self._is_padded:
+            self._aborted.append(request)
+        return False
+
+    def plan(self, now_ns: int) -> Step:
+        """The batch decodes; without a batch, form one and prefill it, or go on waiting for company."""
+        return self._decode() if self._members else self._form(now_ns)
+
+    def update(self, step: Step) -> Finished:
+        """Those whose answer is complete finish; when nobody is left, the whole batch is released."""
+        finished, departed = self._take_in(step)
+        if self.streams_answers:
+            for request in finished:
+                request.status = Status.OVER
+        for request in self._aborted:
+            if request in self._running and self._drop_from_batch(request):
+                self._left.append(request)
+        self._aborted.clear()
+        released: list[Request] = []
+        if not self._running:
+            released.extend(self._members)
+            self._members.clear()
+            self._left.clear()
+        for request in released:
+            self._release(request)
+        return Finished(finished, released, departed)
+
+    def running(self) -> list[Request]:
+        """All members of the batch, finished ones included, in order of arrival."""
+        return list(self._members)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Waiting requests and members of the batch."""
+        return len(self._waiting) + len(self._members)
+
+    def wake_ns(self) -> int | None:
+        """When the oldest waiting request has waited long enough for company."""
+        if self._members or not self._waiting or not self._max_queue_delay_ns:
+            return None
+        return next(iter(self._waiting)).queued_ns + self._max_queue_delay_ns
+
+    def _decode(self) -> Step:
+        left, self._left = self._left, []
+        blocked_by = BlockedBy.ADMISSION if self._waiting else BlockedBy.NOTHING
+        shape = self._rectangle() if self._is_padded else self._own_rows()
+        return self._step(shape, blocked_by, len(self._members), left=left)
+
+    def _rectangle(self) -> StepShape:
+        num_rows = len(self._members)
+        num_ticks = self._running.tick - self._first_tick
+        context = min(self._longest_prompt + num_ticks, self._max_model_len)
+        return StepShape(
+            num_decode=num_rows,
+            decode_context_sum=num_rows * context,
+            decode_context_sum_sq=num_rows * context * context,
+            decode_context_max=context,
+            num_sampled=num_rows,
+            num_padding_tokens=num_rows - len(self._running),
+        )
+
+    def _form(self, now_ns: int) -> Step:
+        chosen, num_blocks, blocked_by = self._select()
+        is_full = blocked_by is not BlockedBy.NOTHING or len(chosen) == self._max_batch_size
+        if not chosen or not (is_full or now_ns - chosen[0].queued_ns >= self._max_queue_delay_ns):
+            return self._step(StepShape(), BlockedBy.ADMISSION if chosen else BlockedBy.NOTHING, 0)
+        for request in chosen:
+            self._members[request] = None
+            if self._is_padded:
+                self._admit(request, num_blocks // len(chosen))
+            else:
+                self._admit(request, self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens))
+        self._longest_prompt = max(r.prompt_tokens for r in chosen)
+        self._first_tick = self._running.tick
+        shape = self._own_rows(chosen)
+        if self._is_padded:
+            shape = shape._replace(
+                prefills=((self._longest_prompt, 0),) * len(chosen),
+                num_padding_tokens=self._longest_prompt * len(chosen) - shape.prefill_tokens,
+            )
+        return self._step(shape, blocked_by, len(chosen), chosen)
+
+    def _select(self) -> tuple[list[Request], int, BlockedBy]:
+        """The head of the queue that fits into an empty pool, the blocks for it, and what the next one lacks."""
+        chosen: list[Request] = []
+        num_blocks = longest_prompt = longest_answer = 0
+        for request in self._waiting:
+            if len(chosen) == self._max_batch_size:
+                return chosen, num_blocks, BlockedBy.SLOTS
+            if self._is_padded:
+                longest_prompt = max(longest_prompt, request.prompt_tokens)
+                longest_answer = max(longest_answer, request.max_tokens)
+                num_needed = (len(chosen) + 1) * self._kv.blocks_to_reserve(longest_prompt, longest_answer)
+            else:
+                num_needed = num_blocks + self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
+            if num_needed > self._kv.usable_blocks:
+                return chosen, num_blocks, BlockedBy.KV
+            chosen.append(request)
+            num_blocks = num_needed
+        return chosen, num_blocks, BlockedBy.NOTHING

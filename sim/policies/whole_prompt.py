@@ -1,0 +1,198 @@
+"""What the policies from before paging share: whole prompts, reserved contiguous KV, an FCFS queue.
+
+A prompt runs in one iteration and yields the first token; from the next one on the request decodes with
+everybody else, one token per tick of a RunningBatch. KV for its longest possible course is reserved at
+admission, so nobody is ever preempted. Who is admitted when is the matter of each policy. One batch is
+in flight at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from sim.batch import RunningBatch
+from sim.errors import InvariantError
+from sim.kv.contiguous import ContiguousKV, Reserve
+from sim.options import Count
+from sim.policies.base import EngineLimits, EngineOptions, Policy
+from sim.request import NEVER, Request, Status
+from sim.step import Admission, BlockedBy, Chunk, Step, StepShape
+
+
+class WholePromptOptions(EngineOptions):
+    """What each of these policies can be told."""
+
+    max_batch_size: Count = Field(default=32, description="requests in the batch at most")
+    reserve: Reserve = Field(
+        default="max_tokens",
+        description="KV that a request reserves: max_tokens (its prompt + max_tokens) or max_model_len",
+    )
+
+
+class WholePromptPolicy(Policy):
+    """The queue, the decodes and the KV; subclasses admit, and release what ends."""
+
+    def __init__(self, options: WholePromptOptions, limits: EngineLimits) -> None:
+        self._max_batch_size = options.max_batch_size
+        self._max_model_len = limits.max_model_len
+        self._kv = ContiguousKV(limits.num_gpu_blocks, limits.block_size, limits.max_model_len, options.reserve)
+        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self._prefilling: dict[Request, None] = {}
+        """Admitted in the step in flight; they decode from the next one on."""
+        self._running = RunningBatch(limits.block_size)
+        self._joined: dict[Request, None] = {}
+        """Those of the running batch whose first decode is in the next step."""
+        self._is_decoding = False
+        """Whether the step in flight decodes: the running batch has then ticked ahead of its results."""
+
+    def never_fits(self, request: Request) -> str | None:
+        """A prompt that leaves no room for an answer, or a reservation larger than the pool."""
+        return self._kv.never_fits(request.prompt_tokens, request.max_tokens)
+
+    def add(self, request: Request) -> None:
+        """Append to the queue. The answer ends at `max_model_len` at the latest."""
+        request.num_target_tokens = min(request.num_target_tokens, self._max_model_len - request.prompt_tokens)
+        self._waiting[request] = None
+
+    def batch(self, step: Step) -> list[tuple[Request, int]]:
+        """Decodes in running order, then prompts."""
+        decodes = [(r, 1) for r in self._running] if step.shape.num_decode else []
+        return decodes + [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
+
+    def waiting(self) -> list[Request]:
+        """The queue in order of arrival."""
+        return list(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the queue."""
+        return len(self._waiting)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody reserved."""
+        return self._kv.free_blocks
+
+    @property
+    def usable_blocks(self) -> int:
+        """All blocks: contiguous KV needs no null block."""
+        return self._kv.usable_blocks
+
+    def check_integrity(self) -> None:
+        """Blocks are held by members of the batch, all of them and nobody else."""
+        members = self.running()
+        held = sum(r.num_blocks for r in members)
+        if held != self._kv.used_blocks:
+            raise InvariantError(f"the batch holds {held} blocks, the pool lacks {self._kv.used_blocks}")
+        if len(members) > self._max_batch_size:
+            raise InvariantError(f"{len(members)} requests in a batch of at most {self._max_batch_size}")
+        if any(r.num_blocks or r.status is not Status.WAITING for r in self._waiting):
+            raise InvariantError("a waiting request holds blocks or is not marked as waiting")
+        if not set(members).issuperset(self._running) or not set(self._running).issuperset(self._joined):
+            raise InvariantError("somebody decodes who is not in the batch")
+
+    def _own_rows(self, admitted: Sequence[Request] = ()) -> StepShape:
+        """One row for each running request at its own context, and the prompts of `admitted`. Pure."""
+        running = self._running
+        return StepShape(
+            num_decode=len(running),
+            decode_context_sum=running.context_sum,
+            decode_context_sum_sq=running.context_sum_sq,
+            decode_context_max=running.context_max,
+            prefills=tuple((r.prompt_tokens, 0) for r in admitted),
+            num_sampled=len(running) + len(admitted),
+            num_new_requests=len(admitted),
+        )
+
+    def _step(
+        self,
+        shape: StepShape,
+        blocked_by: BlockedBy,
+        num_running: int,
+        admitted: Sequence[Request] = (),
+        left: Sequence[Request] = (),
+    ) -> Step:
+        """The step with this shape: the running batch ticks, and the admitted (who hold their KV) prefill."""
+        self._is_decoding = len(self._running) > 0
+        if self._is_decoding:
+            self._running.advance()
+        joined, self._joined = self._joined, {}
+        for request in admitted:
+            request.num_computed_tokens = request.prompt_tokens
+            self._prefilling[request] = None
+        return Step(
+            shape=shape,
+            chunks=[Chunk(r, r.prompt_tokens, 0, True) for r in admitted],
+            joined=list(joined),
+            left=list(left),
+            admitted=[Admission(r, 0, False) for r in admitted],
+            preempted=[],
+            blocked_by=blocked_by,
+            num_running=num_running,
+            num_waiting=len(self._waiting),
+            used_blocks=self._kv.used_blocks,
+            num_new_blocks=sum(r.num_blocks for r in admitted),
+            live_tokens=self._running.context_sum + sum(r.num_computed_tokens for r in admitted),
+            tick=self._running.tick,
+        )
+
+    def _admit(self, request: Request, num_blocks: int) -> None:
+        """Move a request from the queue into the batch, with its stretch of KV."""
+        del self._waiting[request]
+        request.status = Status.RUNNING
+        self._kv.allocate(request, num_blocks)
+
+    def _release(self, request: Request) -> None:
+        """The request is gone and its KV is free."""
+        request.status = Status.OVER
+        self._kv.free(request)
+
+    def _drop_from_batch(self, request: Request) -> bool:
+        """Compute nothing more for a member of the batch. Returns whether it has decoded before."""
+        if request not in self._running:
+            del self._prefilling[request]
+            return False
+        self._running.leave(request)
+        if self._is_decoding:
+            request.num_output_tokens -= 1
+        if request in self._joined:
+            del self._joined[request]
+            return False
+        return True
+
+    def _take_in(self, step: Step) -> tuple[list[Request], list[Request]]:
+        """Results of a step: one token for each member. Returns who finished and whose client leaves now."""
+        self._is_decoding = False
+        finished: list[Request] = []
+        departed: list[Request] = []
+        running = self._running
+        for request in running.due(step.tick):
+            num_output_tokens = request.num_output_tokens + step.tick - request.joined_tick
+            if num_output_tokens < request.num_target_tokens:
+                departed.append(request)
+                running.postpone(request, request.num_target_tokens - num_output_tokens)
+            else:
+                running.leave(request)
+                finished.append(request)
+        for request in self._prefilling:
+            request.num_output_tokens = 1
+            if request.num_target_tokens == 1:
+                finished.append(request)
+                continue
+            num_received = self._tokens_until_client_leaves(request)
+            if num_received == 1:
+                departed.append(request)
+                num_received = request.num_target_tokens
+            running.join(request, num_received - 1)
+            self._joined[request] = None
+        self._prefilling.clear()
+        return finished, departed
+
+    def _tokens_until_client_leaves(self, request: Request) -> int:
+        """Tokens that its client waits for: all, unless it sees them come and leaves earlier."""
+        if self.streams_answers and request.cancel_after_tokens != NEVER:
+            return min(request.cancel_after_tokens, request.num_target_tokens)
+        return request.num_target_tokens
