@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sim.clients import Clients
 from sim.clock import Clock, to_ns
@@ -23,6 +19,8 @@ from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
 from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
 from sim.model import Model, load_model
+from sim.metrics.facts import RunFacts, versions
+from sim.metrics.load import step_arrays
 from sim.policies.base import POLICIES, EngineLimits, EngineOptions, Policy
 from sim.record import Recorder
 from sim.request import Request
@@ -30,7 +28,7 @@ from sim.results import Results
 from sim.scenario import Scenario, load_scenario, parse_scenario
 from sim.workload.base import Traffic
 from sim.workload.files import resolve_path
-from sim.workload.traffic import draw_traffic
+from sim.workload.draw import draw_traffic
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,28 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
     clock.run(until_ns=stop_ns)
     clients.stop()
-    return Results(recorder.tables())
+    tables = recorder.tables()
+    facts = _facts(scenario, traffic, parts.limits, policy, stop_ns)
+    return Results(tables, facts, cost.breakdown(step_arrays(tables)))
+
+
+def _facts(
+    scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: Policy, stop_ns: int | None
+) -> RunFacts:
+    return RunFacts(
+        class_names=traffic.class_names,
+        num_blocks=limits.num_gpu_blocks,
+        usable_blocks=policy.usable_blocks,
+        block_size=limits.block_size,
+        slo=scenario.slo,
+        class_slos={entry.name: entry.slo for entry in scenario.traffic if entry.slo},
+        warmup_s=scenario.run.warmup_s,
+        cut_drain=scenario.run.cut_drain,
+        stopped_ns=stop_ns,
+        is_streaming=policy.streams_answers,
+        is_closed_loop=any(pool.num_clients is not None for pool in traffic.pools),
+        provenance=provenance(scenario, limits),
+    )
 
 
 def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
@@ -173,8 +192,8 @@ def resolved(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
 def provenance(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
     """Where a result comes from: what was simulated (as a hash), with which versions. Nothing that varies by itself."""
     content = resolved(scenario, limits)
-    del content["name"]
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    hashed = {key: value for key, value in content.items() if key != "name"}
+    canonical = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
     return {
         "scenario_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
         "seed": scenario.seed,
@@ -183,12 +202,8 @@ def provenance(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
         "tensor_parallel": scenario.hardware.tensor_parallel,
         "policy": scenario.engine.policy,
         "cost": scenario.cost.kind,
-        "versions": {
-            "servesim": metadata.version("servesim"),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "simpy": metadata.version("simpy"),
-        },
+        "versions": versions(),
+        "scenario": content,
     }
 
 

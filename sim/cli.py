@@ -90,7 +90,7 @@ def run(
     allow_imports: AllowImports = False,
 ) -> None:
     """Simulate a scenario and say what limits it."""
-    from sim.build import simulate
+    from sim.build import run as simulate
 
     loaded = _load(scenario, overrides, seed, allow_imports)
     _check_folder(out)
@@ -116,7 +116,7 @@ def compare(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Simulate variants on the same arrivals and say who wins, by how much and why."""
+    """Simulate variants on the same arrivals: who wins, and why."""
     from sim.planning.compare import compare as compare_scenarios
 
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
@@ -152,7 +152,7 @@ def explain(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Show the memory and KV arithmetic of a scenario, without running it."""
+    """Show the memory and KV arithmetic, without a run."""
     from sim.planning.explain import explain as explain_scenario
     from sim.report.console import explanation_report
 

@@ -57,6 +57,9 @@ class RunOptions(Options):
     drain: bool = Field(
         default=True, description="run until the last request is over; false: cut at duration_s, the rest is unfinished"
     )
+    cut_drain: bool = Field(
+        default=False, description="measure rates up to the last arrival only, not while the run drains"
+    )
     oversized: Literal["error", "reject"] = Field(
         default="error", description="a request that can never fit stops the run, or is rejected by the engine"
     )
@@ -101,7 +104,7 @@ class Scenario(Options):
     @model_validator(mode="after")
     def _check_class_slos(self) -> Scenario:
         for i, traffic_class in enumerate(self.traffic):
-            _check_slo(traffic_class.slo or {}, key=f"traffic.{i}.slo")
+            _check_slo(traffic_class.slo or {}, key=f"traffic[{i}].slo")
         return self
 
     @property

@@ -96,7 +96,7 @@ def _explain(path: Path, found: list[ErrorDetails], data: Any, model: type[BaseM
         ctx = _unknown_kind(ctx)
     if "key" in ctx:
         path = (*path, ctx["key"])
-    where = f"{place}: {'.'.join(map(str, path))}" if path else place
+    where = f"{place}: {_dotted(path)}" if path else place
     if "found" in ctx:
         return ScenarioError(where, ctx["found"], valid=ctx.get("valid", ""), remedy=ctx.get("remedy", ""))
     owner = _owner(path[:-1], data, model) if path else None
@@ -109,6 +109,11 @@ def _explain(path: Path, found: list[ErrorDetails], data: Any, model: type[BaseM
         return ScenarioError(where, f"is missing{meaning}")
     expected = " or ".join(dict.fromkeys(_expected(details) for details in found))
     return ScenarioError(where, f"expected {expected}, got {_shown(first['input'])}{meaning}")
+
+
+def _dotted(path: Path) -> str:
+    """`traffic[0].arrivals`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def _unknown_key(where: str, key: str, known: list[str]) -> ScenarioError:

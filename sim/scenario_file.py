@@ -25,6 +25,9 @@ _EITHER = {"num_gpu_blocks": "kv_cache_memory_bytes", "kv_cache_memory_bytes": "
 """Two ways to say one thing: an overlay that says it one way takes back the other."""
 
 
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2 and without duplicate keys.
 
@@ -96,7 +99,7 @@ def overlay_from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         place = f"--set {override}"
         path, equals, text = override.partition("=")
-        keys = path.strip().split(".")
+        keys = _INDEX.sub(r".\1", path.strip()).split(".")
         if not equals or not all(keys):
             raise ScenarioError(place, "is not an override", valid="expected key.key=value")
         value = parse_yaml(text, place)

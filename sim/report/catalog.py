@@ -17,9 +17,8 @@ def model_rows() -> list[dict[str, Any]]:
     return [
         {
             "model": model.name,
-            "parameters_billion": round(model.num_parameters / 1e9, 2),
+            "billion_params": round(model.num_parameters / 1e9, 2),
             "layers": model.num_hidden_layers,
-            "hidden": model.hidden_size,
             "heads": model.num_attention_heads,
             "kv_heads": model.num_key_value_heads,
             "weights_gib": round(model.weight_bytes() / GIB, 1),

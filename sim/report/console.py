@@ -18,6 +18,16 @@ _LATENCIES = {
     "queue_ms": "queue, ms",
 }
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
+_COMPARED = {
+    "output_tokens_per_s": "tokens\nper s",
+    "goodput_requests_per_s": "good\nper s",
+    "ttft_mean_ms": "TTFT\nmean",
+    "ttft_p99_ms": "TTFT\np99",
+    "itl_p99_ms": "ITL\np99",
+    "e2e_mean_ms": "E2E\nmean",
+    "e2e_p99_ms": "E2E\np99",
+    "makespan_s": "makespan\ns",
+}
 GIB = 2**30
 
 
@@ -35,9 +45,10 @@ def number(value: Any, digits: int = 4) -> str:
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of equal keys as a table; numbers are right-aligned."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for key in rows[0]:
+    for i, key in enumerate(rows[0]):
         is_number = all(row[key] is None or isinstance(row[key], (int, float)) for row in rows)
-        table.add_column(key.replace("_", " "), justify="right" if is_number else "left", overflow="fold")
+        header = key.replace("_per_", "_/").replace("_", "\n")
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0)
     for row in rows:
         table.add_row(*(number(value, 6) for value in row.values()))
     return table
@@ -56,9 +67,33 @@ def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[Renderabl
     yield Text(title, style="bold")
     yield latency_table(summary["metrics"])
     yield facts_table("", list(_facts(summary)))
-    for note in summary.get("notes", ()):
+    for note in _notes(summary):
         yield Text(f"note: {note}")
     yield limits_line(summary["limits"])
+
+
+def comparison_report(comparison: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """One row per variant, each value above its ratio to the first variant; then who wins and why."""
+    yield Text(title, style="bold")
+    rows = comparison["table"]
+    shown = [name for name in _COMPARED if any(row["values"][name] is not None for row in rows)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("variant", overflow="fold")
+    for name in shown:
+        table.add_column(_COMPARED[name], justify="right")
+    table.add_column("limited by")
+    for row in rows:
+        cells = [_with_ratio(row["values"][name], row["ratios"][name]) for name in shown]
+        table.add_row(Text(row["variant"]), *cells, row["limit"])
+    yield table
+    yield Text(f"× is the ratio to {comparison['baseline']}; latencies in ms")
+    if not comparison["has_same_traffic"]:
+        yield Text("note: these scenarios did not meet the same requests; differences are not the scheduler's alone")
+    yield Text(comparison["verdict"], style="bold")
+
+
+def _with_ratio(value: float | None, ratio: float | None) -> str:
+    return number(value) if ratio is None else f"{number(value)}\n×{number(ratio, 3)}"
 
 
 def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -99,6 +134,33 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
     )
     yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What qualifies the figures above."""
+    window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
+    yield f"measured: {window['description']}"
+    for term in summary["slo"]:
+        verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
+        yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"
+    if summary["client"]["num_delayed"]:
+        yield (
+            f"{summary['client']['num_delayed']:,} requests waited at their client, "
+            f"{number(summary['metrics']['client_queue_ms']['mean'])} ms on average over all requests"
+        )
+    if cancellation["num_departed"]:
+        yield (
+            f"{cancellation['num_departed']:,} clients left; KV was free {number(cancellation['to_free_ms']['mean'])} ms later "
+            f"on average; {cancellation['tokens_for_departed']:,} tokens were computed for nobody"
+        )
+    if waste["padding_tokens"] or waste["finished_slot_s"]:
+        yield (
+            f"{_percent(waste['padding_share'])} of the computed tokens were padding, and finished requests held their "
+            f"places for {_percent(waste['finished_slot_share'])} of the time that places were held"
+        )
+    for metric, statistics in summary["censored"].items():
+        yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
+    yield from summary["provenance"].get("notes", ())
 
 
 def _goodput(rate: float | None) -> str:

@@ -70,7 +70,7 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path: Path):
 
 
 def test_overrides_become_one_overlay():
-    overrides = ["engine.max_num_seqs=64", "engine.policy=static", "traffic.0.arrivals={kind: poisson}", "slo=null"]
+    overrides = ["engine.max_num_seqs=64", "engine.policy=static", "traffic[0].arrivals={kind: poisson}", "slo=null"]
     assert overlay_from_overrides(overrides) == {
         "engine": {"max_num_seqs": 64, "policy": "static"},
         "traffic": {"0": {"arrivals": {"kind": "poisson"}}},
