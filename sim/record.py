@@ -244,4 +244,5 @@ class Recorder:
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
         self.segments.append((request.index, request.segment_iteration, request.segment_lane, first_tick, num_ticks))
+        request.num_delivered_tokens += num_ticks + (request.segment_iteration != NEVER)
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER
