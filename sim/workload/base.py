@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sim.options import Options
+from sim.options import Count, NonNegative, Options, Positive, Share
 from sim.registry import Registry
 from sim.request import Request
 from sim.tokens import UNIQUE, TokenRuns
 
 Ints = NDArray[np.int64]
 """A column: one integer per request."""
+
+_CHUNK_BITS = 10
+_MAX_CHUNKS = 64
+
+
+def no_shared_tokens(row: int) -> TokenRuns:
+    """The token identity of requests that share nothing with one another."""
+    return UNIQUE
 
 
 @dataclass(frozen=True)
@@ -63,25 +71,52 @@ class Traffic:
     """The client leaves when it has received this many tokens; NEVER: it stays."""
     leaves_at_deadline: NDArray[np.bool_]
     """Whether leaving by time counts as a time-out (True) or a cancellation (False)."""
-    tokens: Callable[[int], TokenRuns] = lambda _: UNIQUE
+    tokens: Callable[[int], TokenRuns] = no_shared_tokens
     """Token identity of a row, for prefix caching."""
+    _chunks: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
     def request(self, row: int) -> Request:
-        """A fresh request for one row; `arrival_ns` of a closed-loop row is set by its client."""
+        """A fresh request for one row; `arrival_ns` of a closed-loop row is set by its client.
+
+        Cheap when rows are asked for in runs (each class in its row order), which is how clients ask.
+        """
+        if row < 0:
+            raise IndexError(f"row {row} of traffic")
+        chunk = self._chunks.get(row >> _CHUNK_BITS) or self._load_chunk(row >> _CHUNK_BITS)
+        prompt, output, max_tokens, arrival_ns, class_index, priority, cancel_after_tokens = chunk[
+            row & (1 << _CHUNK_BITS) - 1
+        ]
         return Request(
             row,
-            int(self.prompt_tokens[row]),
-            int(self.output_tokens[row]),
-            max_tokens=int(self.max_tokens[row]),
-            arrival_ns=int(self.arrival_ns[row]),
-            class_index=int(self.class_index[row]),
-            priority=int(self.priority[row]),
-            cancel_after_tokens=int(self.cancel_after_tokens[row]),
+            prompt,
+            output,
+            max_tokens=max_tokens,
+            arrival_ns=arrival_ns,
+            class_index=class_index,
+            priority=priority,
+            cancel_after_tokens=cancel_after_tokens,
             tokens=self.tokens(row),
         )
+
+    def _load_chunk(self, number: int) -> list[tuple[int, ...]]:
+        """Rows as Python integers, a block at a time: per field, a numpy element costs more than the request."""
+        rows = slice(number << _CHUNK_BITS, (number + 1) << _CHUNK_BITS)
+        columns = (
+            self.prompt_tokens,
+            self.output_tokens,
+            self.max_tokens,
+            self.arrival_ns,
+            self.class_index,
+            self.priority,
+            self.cancel_after_tokens,
+        )
+        if len(self._chunks) == _MAX_CHUNKS:
+            del self._chunks[next(iter(self._chunks))]
+        chunk = self._chunks[number] = list(zip(*(column[rows].tolist() for column in columns), strict=True))
+        return chunk
 
 
 class ArrivalOptions(Options):
@@ -106,12 +141,20 @@ class Arrivals(ABC):
     def draw(self, num_requests: int | None, duration_ns: int | None, rng: np.random.Generator) -> Ints:
         """Sorted arrival times, nanoseconds >= 0: at most `num_requests`, none after `duration_ns`.
 
-        At least one of the two limits is given. A closed loop returns think times instead, unsorted.
+        At least one of the two limits is given, except to a process that `ends_by_itself`. The requests
+        of a smaller number or duration are the first ones of a larger. A closed loop returns think times
+        instead, unsorted; it needs `num_requests`. Raises ScenarioError when the limits ask for more
+        requests or a longer time than a run can hold.
         """
 
+    @abstractmethod
     def scaled(self, factor: float) -> Arrivals:
         """The same process with `factor` (> 0) times the rate; for searches over load."""
-        raise NotImplementedError
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether the process has a last request even without a limit."""
+        return False
 
     @property
     def clients(self) -> int | None:
@@ -141,10 +184,22 @@ class Lengths(ABC):
 
 
 class TraceOptions(Options):
-    """Base of every trace format's options: the file, and the knobs that every trace has."""
+    """Base of every trace format's options: the file, and the knobs that every trace has.
+
+    The knobs work in this order: window, thinning, limit, rate.
+    """
 
     kind: str = Field(description="name of a trace format")
-    path: str = Field(description="the file; ${NAME} is replaced from the environment")
+    path: str = Field(
+        description="the file, relative to the scenario's folder; ${NAME} is replaced from the environment"
+    )
+    start_s: NonNegative = Field(
+        default=0.0, description="leave out what was recorded in the first so many seconds; play begins there"
+    )
+    duration_s: Positive | None = Field(default=None, description="play so many recorded seconds; default: all")
+    thin: Share = Field(default=1.0, gt=0, description="keep each request with this probability")
+    limit: Count | None = Field(default=None, description="play at most so many requests; default: all")
+    rate_scale: Positive = Field(default=1.0, description="play so many times as fast as recorded")
 
 
 @dataclass(frozen=True)
@@ -154,8 +209,11 @@ class TraceRows:
     arrival_ns: Ints
     prompt_tokens: Ints
     output_tokens: Ints
-    tokens: Callable[[int], TokenRuns] = lambda _: UNIQUE
+    tokens: Callable[[int], TokenRuns] = no_shared_tokens
     """Token identity by row of these columns."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
 
 
 class Trace(ABC):
@@ -170,7 +228,11 @@ class Trace(ABC):
 
     @abstractmethod
     def read(self) -> TraceRows:
-        """All rows. Raises TraceError (file and line) for anything that is not a request."""
+        """All rows, at least one; the knobs of the options are not applied.
+
+        Rows out of order are sorted by arrival, equal times in file order. Raises TraceError (file and
+        line) for anything that is not a request.
+        """
 
 
 ARRIVALS: Registry[Arrivals] = Registry(
@@ -180,7 +242,7 @@ ARRIVALS: Registry[Arrivals] = Registry(
         "constant": "sim.workload.arrivals:Constant",
         "poisson": "sim.workload.arrivals:Poisson",
         "gamma": "sim.workload.arrivals:Gamma",
-        "stages": "sim.workload.arrivals:Stages",
+        "stages": "sim.workload.stages:Stages",
         "burst": "sim.workload.arrivals:Burst",
         "closed_loop": "sim.workload.arrivals:ClosedLoop",
     },

@@ -1,0 +1,275 @@
+"""Draws the traffic of a run: every request of every class, merged into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.options import Options
+from sim.request import NEVER
+from sim.rng import stream
+from sim.tokens import TokenRuns
+from sim.workload.base import (
+    LENGTHS,
+    TRACES,
+    ArrivalOptions,
+    ClientPool,
+    Ints,
+    LengthOptions,
+    Lengths,
+    TraceOptions,
+    TraceRows,
+    Traffic,
+    no_shared_tokens,
+)
+from sim.workload.cancel import CancelAfterTime, CancelAfterTokens
+from sim.workload.files import resolve_path
+from sim.workload.joint import build_joint
+from sim.workload.replay import play
+from sim.workload.times import up_to
+from sim.workload.traffic import TrafficClass, build_arrivals, check_traffic, is_closed
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+def draw_traffic(
+    classes: Sequence[TrafficClass],
+    *,
+    arrivals: ArrivalOptions | None,
+    num_requests: int | None,
+    duration_ns: int | None,
+    seed: int,
+    folder: Path,
+) -> Traffic:
+    """All requests of a run.
+
+    Open classes are merged by arrival; at equal times the class listed first goes first (classes that
+    share `arrivals` count as one, at the place of the first of them). Closed-loop rows follow, class by
+    class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
+    classes' earliest arrivals the rest. No open request arrives after `duration_ns`. Relative paths start
+    at `folder`. Raises ScenarioError, and TraceError for files.
+    """
+    check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
+    drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder)
+    return drawing.draw()
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """One call of `draw_traffic`, with what its steps share."""
+
+    classes: Sequence[TrafficClass]
+    arrivals: ArrivalOptions | None
+    num_requests: int | None
+    duration_ns: int | None
+    seed: int
+    folder: Path
+    traces: dict[int, TraceRows] = field(default_factory=dict)
+    """Rows that traces play, by class; filled by `_open_source`."""
+
+    def draw(self) -> Traffic:
+        class_index, arrival_ns, think_ns = self._arrivals()
+        if not len(class_index):
+            raise ScenarioError(
+                "run.duration_s", "no request arrives within it", remedy="Raise it, or the rate of arrivals."
+            )
+        columns = {name: np.zeros(len(class_index), dtype=np.int64) for name in _FILLED}
+        leaves_at_deadline = np.zeros(len(class_index), dtype=np.bool_)
+        for index, traffic_class in enumerate(self.classes):
+            rows = np.flatnonzero(class_index == index)
+            for name, values in self._class_columns(index, len(rows)).items():
+                columns[name][rows] = values
+            leaves_at_deadline[rows] = traffic_class.cancel is not None and traffic_class.cancel.kind == "deadline"
+        return Traffic(
+            class_names=tuple(traffic_class.name for traffic_class in self.classes),
+            pools=tuple(_pool(traffic_class) for traffic_class in self.classes),
+            class_index=class_index,
+            arrival_ns=arrival_ns,
+            think_ns=think_ns,
+            **columns,
+            leaves_at_deadline=leaves_at_deadline,
+            tokens=_trace_tokens(class_index, self.traces),
+        )
+
+    # --- when -------------------------------------------------------------------------------------
+
+    def _arrivals(self) -> tuple[Ints, Ints, Ints]:
+        """Class, arrival and think time of every request: the open ones by arrival, then the closed loops'."""
+        closed = {i: self._num_closed(c) for i, c in enumerate(self.classes) if is_closed(c)}
+        room = None if self.num_requests is None else self.num_requests - sum(closed.values())
+        if room is not None and room < 0:
+            raise ScenarioError(
+                "run.num_requests",
+                f"closed loops ask for {sum(closed.values())} requests, the run has {self.num_requests}",
+                remedy="Raise it, or lower num_requests of the classes.",
+            )
+        class_index, arrival_ns = self._merged(room)
+        think_ns = [np.zeros(len(class_index), dtype=np.int64)]
+        think_ns += [self._think_ns(index, number) for index, number in closed.items()]
+        num_closed = sum(closed.values())
+        return (
+            np.concatenate([class_index, np.repeat(list(closed), list(closed.values())).astype(np.int64)]),
+            np.concatenate([arrival_ns, np.full(num_closed, NEVER, dtype=np.int64)]),
+            np.concatenate(think_ns),
+        )
+
+    def _num_closed(self, traffic_class: TrafficClass) -> int:
+        number = traffic_class.num_requests or self.num_requests
+        assert number is not None, "check_traffic asks for it"
+        return number
+
+    def _think_ns(self, index: int, number: int) -> Ints:
+        options = self.classes[index].arrivals
+        assert options is not None, "a closed loop has arrivals"
+        with _at(f"traffic[{index}].arrivals"):
+            return build_arrivals(options).draw(number, None, self._stream(index, "think"))
+
+    def _merged(self, room: int | None) -> tuple[Ints, Ints]:
+        """Class and arrival of the open requests, the `room` earliest ones."""
+        sources = [self._open_source(index, room) for index in range(len(self.classes))]
+        class_index = np.concatenate([classes for classes, _ in sources])
+        arrival_ns = np.concatenate([arrivals for _, arrivals in sources])
+        order = np.argsort(arrival_ns, kind="stable")[:room]
+        return class_index[order], arrival_ns[order]
+
+    def _open_source(self, index: int, room: int | None) -> tuple[Ints, Ints]:
+        """Class and arrival of what a class brings; the first that shares brings all that is shared."""
+        traffic_class = self.classes[index]
+        arrival_ns: Ints = np.empty(0, dtype=np.int64)
+        if traffic_class.share is not None:
+            return self._shared_source(index, room)
+        numbers = [n for n in (room, traffic_class.num_requests) if n is not None]
+        limit = min(numbers, default=None)
+        if traffic_class.trace is not None:
+            self.traces[index] = self._trace_rows(index, traffic_class.trace)
+            arrival_ns = up_to(self.duration_ns, self.traces[index].arrival_ns)[:limit]
+        elif traffic_class.arrivals is not None and not is_closed(traffic_class):
+            with _at(f"traffic[{index}].arrivals"):
+                process = build_arrivals(traffic_class.arrivals)
+                arrival_ns = process.draw(limit, self.duration_ns, self._stream(index, "arrivals"))
+        return np.full(len(arrival_ns), index, dtype=np.int64), arrival_ns
+
+    def _shared_source(self, index: int, room: int | None) -> tuple[Ints, Ints]:
+        sharing = [i for i, traffic_class in enumerate(self.classes) if traffic_class.share is not None]
+        if index != sharing[0] or self.arrivals is None:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        with _at("arrivals"):
+            arrival_ns = build_arrivals(self.arrivals).draw(
+                room, self.duration_ns, stream(self.seed, "traffic/arrivals")
+            )
+        upper = np.cumsum([self.classes[i].share or 0.0 for i in sharing])
+        drawn = stream(self.seed, "traffic/shares").random(len(arrival_ns)) * upper[-1]
+        return np.array(sharing, dtype=np.int64)[np.searchsorted(upper, drawn, side="right")], arrival_ns
+
+    def _trace_rows(self, index: int, options: TraceOptions) -> TraceRows:
+        place = f"traffic[{index}].trace"
+        located = _located(options, self.folder, place)
+        rows = TRACES.load(options.kind, allow_imports=True).build(located).read()
+        return play(rows, located, self._stream(index, "thin"))
+
+    # --- how long, and how they leave -------------------------------------------------------------
+
+    def _class_columns(self, index: int, num: int) -> dict[str, Ints]:
+        """The columns of `_FILLED` for the `num` requests of one class."""
+        traffic_class = self.classes[index]
+        prompt_tokens, output_tokens = self._lengths(index, num)
+        after_ns, after_tokens = self._cancellations(index, num)
+        cap = traffic_class.max_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "max_tokens": output_tokens if cap is None else np.full(num, cap, dtype=np.int64),
+            "priority": np.full(num, traffic_class.priority, dtype=np.int64),
+            "cancel_after_ns": after_ns,
+            "cancel_after_tokens": after_tokens,
+        }
+
+    def _lengths(self, index: int, num: int) -> tuple[Ints, Ints]:
+        traffic_class, place = self.classes[index], f"traffic[{index}]"
+        if index in self.traces:
+            rows = self.traces[index]
+            return rows.prompt_tokens[:num], rows.output_tokens[:num]
+        if traffic_class.lengths is not None:
+            joint = _located(traffic_class.lengths, self.folder, f"{place}.lengths")
+            return build_joint(joint).draw(num, self._stream(index, "lengths"))
+        assert traffic_class.prompt_tokens is not None, "check_traffic asks for it"
+        assert traffic_class.output_tokens is not None, "check_traffic asks for it"
+        prompts = self._build_lengths(traffic_class.prompt_tokens, f"{place}.prompt_tokens")
+        outputs = self._build_lengths(traffic_class.output_tokens, f"{place}.output_tokens")
+        return prompts.draw(num, self._stream(index, "prompt")), outputs.draw(num, self._stream(index, "output"))
+
+    def _cancellations(self, index: int, num: int) -> tuple[Ints, Ints]:
+        """After how many nanoseconds and after how many tokens each request's client leaves."""
+        after_ns, after_tokens = np.full((2, num), NEVER, dtype=np.int64)
+        cancel = self.classes[index].cancel
+        if cancel is None:
+            return after_ns, after_tokens
+        leaves = self._stream(index, "cancel").random(num) < cancel.probability
+        rng = self._stream(index, "cancel_after")
+        if isinstance(cancel, CancelAfterTokens):
+            lengths = self._build_lengths(cancel.tokens, f"traffic[{index}].cancel.tokens")
+            after_tokens[leaves] = lengths.draw(num, rng)[leaves]
+        elif isinstance(cancel, CancelAfterTime):
+            after_ns[leaves] = cancel.after_s.draw(num, rng)[leaves]
+        else:
+            after_ns[leaves] = cancel.after_ns
+        return after_ns, after_tokens
+
+    def _build_lengths(self, options: LengthOptions, place: str) -> Lengths:
+        located = _located(options, self.folder, place)
+        return LENGTHS.load(options.kind, allow_imports=True).build(located)
+
+    def _stream(self, index: int, what: str) -> np.random.Generator:
+        return stream(self.seed, f"traffic/{self.classes[index].name}/{what}")
+
+
+_FILLED = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "cancel_after_ns", "cancel_after_tokens")
+
+
+class _TraceTokens:
+    """Token identity by row of the traffic, for classes that replay traces which have it."""
+
+    def __init__(self, class_index: Ints, traces: dict[int, TraceRows]) -> None:
+        self._class_index = class_index
+        self._traces = traces
+        self._own_row = np.zeros(len(class_index), dtype=np.int64)
+        for index in traces:
+            rows = np.flatnonzero(class_index == index)
+            self._own_row[rows] = np.arange(len(rows))
+
+    def __call__(self, row: int) -> TokenRuns:
+        trace = self._traces.get(int(self._class_index[row]))
+        return no_shared_tokens(row) if trace is None else trace.tokens(int(self._own_row[row]))
+
+
+def _trace_tokens(class_index: Ints, traces: dict[int, TraceRows]) -> Callable[[int], TokenRuns]:
+    known = {index: rows for index, rows in traces.items() if rows.tokens is not no_shared_tokens}
+    return _TraceTokens(class_index, known) if known else no_shared_tokens
+
+
+def _pool(traffic_class: TrafficClass) -> ClientPool:
+    clients = None if traffic_class.arrivals is None else build_arrivals(traffic_class.arrivals).clients
+    return ClientPool(num_clients=clients, max_connections=traffic_class.max_connections)
+
+
+def _located(options: OptionsT, folder: Path, place: str) -> OptionsT:
+    """The same options with their `path`, if they have one, as this process can open it."""
+    path = getattr(options, "path", None)
+    if path is None:
+        return options
+    return options.model_copy(update={"path": str(resolve_path(path, folder, place=f"{place}.path"))})
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Gives a ScenarioError from inside the place that only the caller knows."""
+    try:
+        yield
+    except ScenarioError as error:
+        raise ScenarioError(place, error.found, valid=error.valid, remedy=error.remedy) from error
