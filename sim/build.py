@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +16,18 @@ from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
 from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
-from sim.model import Model, load_model
-from sim.metrics.facts import RunFacts, versions
+from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
+from sim.model import Model, load_model
 from sim.policies.base import POLICIES, EngineLimits, EngineOptions, Policy
+from sim.provenance import provenance
 from sim.record import Recorder
 from sim.request import Request
 from sim.results import Results
-from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.scenario import Scenario, is_model_path, load_scenario, parse_scenario
 from sim.workload.base import Traffic
-from sim.workload.files import resolve_path
 from sim.workload.draw import draw_traffic
+from sim.workload.files import resolve_path
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,7 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     return Results(tables, facts, cost.breakdown(step_arrays(tables)))
 
 
-def _facts(
-    scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: Policy, stop_ns: int | None
-) -> RunFacts:
+def _facts(scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: Policy, stop_ns: int | None) -> RunFacts:
     return RunFacts(
         class_names=traffic.class_names,
         num_blocks=limits.num_gpu_blocks,
@@ -132,8 +129,7 @@ def _cost(scenario: Scenario, target: Target) -> CostModel:
 def _model_name(scenario: Scenario) -> str:
     """A bundled name as it is; a path relative to the scenario's folder."""
     name = scenario.model
-    is_path = "/" in name or "$" in name or name.endswith(".json")
-    return str(resolve_path(name, scenario.folder, place="model")) if is_path else name
+    return str(resolve_path(name, scenario.folder, place="model")) if is_model_path(name) else name
 
 
 def _largest_pass(engine: EngineOptions, model: Model) -> tuple[int, int]:
@@ -143,8 +139,8 @@ def _largest_pass(engine: EngineOptions, model: Model) -> tuple[int, int]:
     pass is then one prompt of `max_model_len`.
     """
     longest = engine.max_model_len or model.max_position_embeddings
-    num_tokens = getattr(engine, "max_num_batched_tokens", longest)
-    num_rows = getattr(engine, "max_num_seqs", None) or getattr(engine, "max_batch_size", 1)
+    num_tokens: int = getattr(engine, "max_num_batched_tokens", longest)
+    num_rows: int = getattr(engine, "max_num_seqs", getattr(engine, "max_batch_size", 1))
     return num_tokens, num_rows
 
 
@@ -179,35 +175,3 @@ def _at(place: str) -> Iterator[None]:
         raise type(error)(
             f"{place}: {error.place}" if error.place else place, error.found, valid=error.valid, remedy=error.remedy
         ) from error
-
-
-def resolved(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
-    """The scenario with every default and derived limit written out; itself a valid scenario."""
-    data: dict[str, Any] = _without_none(scenario.model_dump(mode="json", exclude={"compare"}))
-    engine = data["engine"] | {"max_model_len": limits.max_model_len, "num_gpu_blocks": limits.num_gpu_blocks}
-    engine.pop("kv_cache_memory_bytes", None)
-    return data | {"engine": engine}
-
-
-def provenance(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
-    """Where a result comes from: what was simulated (as a hash), with which versions. Nothing that varies by itself."""
-    content = resolved(scenario, limits)
-    hashed = {key: value for key, value in content.items() if key != "name"}
-    canonical = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
-    return {
-        "scenario_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
-        "seed": scenario.seed,
-        "model": scenario.model,
-        "gpu": scenario.hardware.gpu,
-        "tensor_parallel": scenario.hardware.tensor_parallel,
-        "policy": scenario.engine.policy,
-        "cost": scenario.cost.kind,
-        "versions": versions(),
-        "scenario": content,
-    }
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value

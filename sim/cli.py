@@ -23,7 +23,6 @@ from sim.errors import ScenarioError, UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sim.results import Results
     from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
@@ -91,11 +90,12 @@ def run(
 ) -> None:
     """Simulate a scenario and say what limits it."""
     from sim.build import run as simulate
+    from sim.provenance import save
 
     loaded = _load(scenario, overrides, seed, allow_imports)
     _check_folder(out)
     results = simulate(loaded)
-    written = _save({"": results}, out)
+    written = [] if out is None else save(results, loaded, out)
     if as_json:
         _print_json(results.summary())
         return
@@ -122,9 +122,7 @@ def compare(
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
     _check_folder(out)
     comparison = compare_scenarios(*loaded)
-    written = _save(comparison.results, out)
-    if out is not None:
-        written.append(comparison.save(out))
+    written = [] if out is None else comparison.save(out)
     if as_json:
         _print_json(comparison.to_dict())
         return
@@ -132,17 +130,6 @@ def compare(
 
     _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
     _name(written)
-
-
-@app.command()
-def plot(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `servesim run --out` wrote", show_default=False)],
-) -> None:
-    """Draw the plots of a finished run again."""
-    from sim.report.plots import save_all
-    from sim.results import Results
-
-    _name(save_all(Results.load(folder), folder))
 
 
 @app.command()
@@ -212,16 +199,6 @@ def _check_folder(out: Path | None) -> None:
         raise ScenarioError(f"--out {out}", f"cannot be made a folder: {error.strerror}") from None
     if not os.access(out, os.W_OK):
         raise ScenarioError(f"--out {out}", "cannot be written to")
-
-
-def _save(results: dict[str, Results], out: Path | None) -> list[Path]:
-    """Write every run below `out`, one folder a variant; returns the files."""
-    if out is None:
-        return []
-    written: list[Path] = []
-    for name, result in results.items():
-        written += result.save(out / name)
-    return written
 
 
 def _print_json(data: Any) -> None:

@@ -54,7 +54,9 @@ class OneOf:
 
         def json_schema(_: CoreSchema, to_json: GetJsonSchemaHandler) -> JsonSchemaValue:
             named = [{"allOf": [to_json(choice), self._names(const=name)]} for name, choice in choices.items()]
-            return {"oneOf": [*named, self._names(pattern=":", description="a class of your own, package.module:Class")]}
+            return {
+                "oneOf": [*named, self._names(pattern=":", description="a class of your own, package.module:Class")]
+            }
 
         return core_schema.no_info_before_validator_function(
             self._check_name, union, metadata={"pydantic_js_functions": [json_schema]}

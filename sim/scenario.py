@@ -6,7 +6,6 @@ what takes a model, a GPU or the drawn traffic to see is found by `sim.build`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +22,7 @@ from sim.scenario_errors import scenario_error
 from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
 from sim.workload.traffic import TrafficClass
+
 
 def refusal(found: str, *, valid: str = "", remedy: str = "", **place: str) -> PydanticCustomError:
     """What a validator raises; `key` is where, relative to what it validates."""
@@ -75,6 +75,11 @@ class RunOptions(Options):
 
 def _roofline() -> CostOptions:
     return COST_MODELS.load("roofline").Options(kind="roofline")
+
+
+def is_model_path(name: str) -> bool:
+    """Whether a scenario's `model` is a path rather than a bundled name."""
+    return "/" in name or "$" in name or name.endswith(".json")
 
 
 class Scenario(Options):
@@ -166,7 +171,9 @@ def parse_scenario(
     except ValidationError as error:
         raise scenario_error(error, data, Scenario, place) from None
     except ScenarioError as error:
-        raise ScenarioError(f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy) from None
+        raise ScenarioError(
+            f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy
+        ) from None
     scenario._place, scenario._folder = place, Path(folder)
     scenario._data, scenario._allow_imports = data, allow_imports
     if scenario.compare:

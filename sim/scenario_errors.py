@@ -44,7 +44,7 @@ _EXPECTED = {
 }
 
 
-class ScenarioErrors(ScenarioError):
+class SeveralScenarioError(ScenarioError):
     """Several findings in one scenario: one line each, the first one's fields."""
 
     def __init__(self, errors: Sequence[ScenarioError]) -> None:
@@ -62,7 +62,7 @@ def scenario_error(error: ValidationError, data: Any, model: type[BaseModel], pl
     # An alternative that was not meant (a number where a mapping stands) only adds noise to what is wrong inside it.
     outer = [path for path in by_path if not any(len(p) > len(path) and p[: len(path)] == path for p in by_path)]
     errors = [_explain(path, by_path[path], data, model, place) for path in outer]
-    return errors[0] if len(errors) == 1 else ScenarioErrors(errors)
+    return errors[0] if len(errors) == 1 else SeveralScenarioError(errors)
 
 
 def _path(details: ErrorDetails, data: Any) -> Path:

@@ -83,7 +83,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, place: str) -> Any:
     """The value of a YAML text. Raises ScenarioError at `place:line`."""
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  # a subclass of SafeLoader
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ScenarioError(place + line, f"not valid YAML: {error.problem or error}") from None
@@ -155,7 +155,7 @@ def _lay_over_list(base: list[Any], overlay: Mapping[str, Any], place: str) -> l
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "a plain text"}.get(type(value), f"{value!r}")
+    return "a list" if isinstance(value, list) else "a plain text" if isinstance(value, str) else repr(value)
 
 
 def _remedy_for_missing(path: Path) -> str:

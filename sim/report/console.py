@@ -118,15 +118,17 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     throughput, kv, iterations = summary["throughput"], summary["kv"], summary["iterations"]
     yield (
         "throughput",
-        f"{number(throughput['requests_per_s'])} requests/s, {number(throughput['output_tokens_per_s'])} output tokens/s"
+        f"{number(throughput['requests_per_s'])} requests/s, "
+        f"{number(throughput['output_tokens_per_s'])} output tokens/s"
         + _goodput(throughput.get("goodput_requests_per_s")),
     )
     outcomes = {name: count for name, count in summary["outcomes"].items() if count or name == "finished"}
     yield "requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())
     yield (
         "KV cache",
-        f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, {_percent(kv['peak_usage'])} at "
-        f"peak; {number(kv['num_preemptions'])} preemptions, {number(kv['recomputed_tokens'])} tokens recomputed",
+        f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
+        f"{_percent(kv['peak_usage'])} at peak; "
+        f"{number(kv['num_preemptions'])} preemptions, {number(kv['recomputed_tokens'])} tokens recomputed",
     )
     yield (
         "iterations",
@@ -150,8 +152,9 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         )
     if cancellation["num_departed"]:
         yield (
-            f"{cancellation['num_departed']:,} clients left; KV was free {number(cancellation['to_free_ms']['mean'])} ms later "
-            f"on average; {cancellation['tokens_for_departed']:,} tokens were computed for nobody"
+            f"{cancellation['num_departed']:,} clients left; KV was free "
+            f"{number(cancellation['to_free_ms']['mean'])} ms later on average; "
+            f"{cancellation['tokens_for_departed']:,} tokens were computed for nobody"
         )
     if waste["padding_tokens"] or waste["finished_slot_s"]:
         yield (

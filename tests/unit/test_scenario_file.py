@@ -51,7 +51,12 @@ def test_bad_yaml_names_the_line(text: str, message: str):
 
 def test_a_file_holds_a_mapping(tmp_path: Path):
     valid = "; a scenario is a mapping with at least model, hardware and traffic."
-    for text, found in [("", "is empty"), ("- a\n", "holds a list"), ("hello\n", "holds a plain text"), ("3", "holds 3")]:
+    for text, found in [
+        ("", "is empty"),
+        ("- a\n", "holds a list"),
+        ("hello\n", "holds a plain text"),
+        ("3", "holds 3"),
+    ]:
         path = tmp_path / "x.yaml"
         path.write_text(text)
         assert error_of(read_yaml, path) == f"{path}: {found}{valid}"
@@ -103,7 +108,10 @@ BASE = {
     ("overlay", "changed"),
     [
         ({"engine": {"max_num_seqs": 8}}, {"engine": BASE["engine"] | {"max_num_seqs": 8}}),
-        ({"engine": {"max_num_seqs": None}}, {"engine": {"policy": "vllm-v1", "max_model_len": 8192, "block_size": 16}}),
+        (
+            {"engine": {"max_num_seqs": None}},
+            {"engine": {"policy": "vllm-v1", "max_model_len": 8192, "block_size": 16}},
+        ),
         (
             {"engine": {"policy": "static", "max_batch_size": 4}},
             {"engine": {"policy": "static", "max_batch_size": 4, "max_model_len": 8192, "block_size": 16}},
@@ -138,4 +146,6 @@ def test_one_way_to_give_kv_memory_takes_back_the_other():
 def test_an_unknown_list_entry_suggests_a_known_one():
     message = "x.traffic.chta: no such entry; known: chat, code, 0, 1. Did you mean 'chat'?"
     assert error_of(lay_over, BASE, {"traffic": {"chta": {"share": 1}}}, "x") == message
-    assert error_of(lay_over, BASE, {"traffic": {"2": {}}}, "x") == "x.traffic.2: no such entry; known: chat, code, 0, 1."
+    assert (
+        error_of(lay_over, BASE, {"traffic": {"2": {}}}, "x") == "x.traffic.2: no such entry; known: chat, code, 0, 1."
+    )

@@ -103,7 +103,14 @@ def test_regular_stages_follow_the_expected_number():
     ]
     mapping = {"kind": "stages", "process": "constant", "stages": stages}
     # the up-ramp has t²/8 arrivals after t seconds, the down-ramp t - t²/8 more
-    assert draw(mapping) == [1_000_000_000, 2_000_000_000, 14_828_427_125, 16_000_000_000, 17_171_572_875, 20_000_000_000]
+    assert draw(mapping) == [
+        1_000_000_000,
+        2_000_000_000,
+        14_828_427_125,
+        16_000_000_000,
+        17_171_572_875,
+        20_000_000_000,
+    ]
     assert draw(mapping, duration_s=16) == [1_000_000_000, 2_000_000_000, 14_828_427_125, 16_000_000_000]
     assert draw(mapping, num=2) == [1_000_000_000, 2_000_000_000]
 
@@ -144,7 +151,10 @@ def test_closed_loop_gives_think_times():
         ({"kind": "poisson", "rate_per_s": -2.0}, "Input should be greater than 0"),
         ({"kind": "poisson", "rate_per_s": float("nan")}, "Input should be a finite number"),
         ({"kind": "gamma", "rate_per_s": 1}, "neither burstiness nor cv is given; give one of them"),
-        ({"kind": "gamma", "rate_per_s": 1, "cv": 2, "burstiness": 1}, "both burstiness and cv are given; give one of them"),
+        (
+            {"kind": "gamma", "rate_per_s": 1, "cv": 2, "burstiness": 1},
+            "both burstiness and cv are given; give one of them",
+        ),
         (
             {"kind": "burst", "num_requests": 1, "spread_s": 2, "every_s": 1},
             "spread_s 2 is above every_s 1; a burst must end before the next one",

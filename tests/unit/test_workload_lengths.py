@@ -73,7 +73,9 @@ def test_empirical_reads_a_column(tmp_path):
     assert set(draw({"kind": "empirical", "path": str(tmp_path / "two.csv"), "column": "b"}).tolist()) == {1, 2}
     with pytest.raises(TraceError) as caught:
         draw({"kind": "empirical", "path": str(tmp_path / "two.csv")})
-    assert str(caught.value) == f"{tmp_path}/two.csv:1: the file has 2 columns; columns: a, b. Name one of them as column."
+    assert (
+        str(caught.value) == f"{tmp_path}/two.csv:1: the file has 2 columns; columns: a, b. Name one of them as column."
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,13 +87,28 @@ def test_empirical_reads_a_column(tmp_path):
         ({"kind": "uniform", "low": 5, "high": 4}, "low 5 is above high 4; low must not exceed high"),
         ({"kind": "lognormal", "mean": 5}, "neither cv nor sigma is given; give one of them"),
         ({"kind": "lognormal", "mean": 5, "cv": 1, "sigma": 1}, "both cv and sigma are given; give one of them"),
-        ({"kind": "lognormal", "mean": 5, "cv": 1, "min": 9, "max": 8}, "min 9 is above max 8; min must not exceed max"),
+        (
+            {"kind": "lognormal", "mean": 5, "cv": 1, "min": 9, "max": 8},
+            "min 9 is above max 8; min must not exceed max",
+        ),
         ({"kind": "empirical"}, "nothing is given; give one of path, values, quantiles"),
-        ({"kind": "empirical", "values": [1], "path": "x"}, "path and values is given; give one of path, values, quantiles"),
-        ({"kind": "empirical", "values": [1], "weights": [1, 2]}, "2 weights for 1 values; give one weight for each of values"),
+        (
+            {"kind": "empirical", "values": [1], "path": "x"},
+            "path and values is given; give one of path, values, quantiles",
+        ),
+        (
+            {"kind": "empirical", "values": [1], "weights": [1, 2]},
+            "2 weights for 1 values; give one weight for each of values",
+        ),
         ({"kind": "empirical", "values": [1], "weights": [0]}, "the weights add up to 0; their sum must be above 0"),
-        ({"kind": "empirical", "values": [1], "column": "a"}, "column is given without path; column names a column of the file"),
-        ({"kind": "empirical", "quantiles": {0: 1, 0.5: 2}}, "quantiles are given for [0.0, 0.5]; 0 and 1 must be among them"),
+        (
+            {"kind": "empirical", "values": [1], "column": "a"},
+            "column is given without path; column names a column of the file",
+        ),
+        (
+            {"kind": "empirical", "quantiles": {0: 1, 0.5: 2}},
+            "quantiles are given for [0.0, 0.5]; 0 and 1 must be among them",
+        ),
         (
             {"kind": "empirical", "quantiles": {0: 1, 0.5: 9, 1: 2}},
             "the quantile 2 at 1 is below 9 at 0.5; quantiles must not fall",
