@@ -16,7 +16,8 @@ from sim.conformance.replay import Replay
 from sim.core import EngineCore
 from sim.errors import GoldenError, ScenarioError, did_you_mean
 from sim.policies.vllm_v1_config import V1Config, rules_for
-from sim.policies.vllm_v1_reference import V1Step, VllmV1Reference
+from sim.policies.vllm_v1_reference import VllmV1Reference
+from sim.policies.vllm_v1_state import V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import Finished
 from sim.tokens import Run, TokenRuns

@@ -1,0 +1,321 @@
+"""What the two V1 planners have in common: the door, the waiting queue, admission and preemption.
+
+These rules cost O(changes) as they stand, so each is written once. How the running requests are walked is
+the planner's own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import insort
+from collections import deque
+from itertools import islice
+from typing import ClassVar, Self
+
+from sim.errors import InvariantError
+from sim.kv.base import blocks_for
+from sim.kv.counted import CountedCache, Hit
+from sim.kv.prefix import PrefixCache
+from sim.policies.base import EngineLimits, EngineOptions, Policy
+from sim.policies.vllm_v1_config import V1Config, VllmV1Options
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step, state_of
+from sim.request import NEVER, Request, Status
+from sim.step import Admission, BlockedBy, Preemption
+
+
+class VllmV1Base(Policy):
+    """A V1 scheduler without its walk over the running requests."""
+
+    Options: ClassVar[type[EngineOptions]] = VllmV1Options
+
+    def __init__(self, config: V1Config) -> None:
+        self.config = config
+        self.rules = config.rules
+        self.max_in_flight = config.max_in_flight
+        self.kv = _build_kv(config)
+        self._waiting: deque[Request] = deque()
+        self._running: dict[Request, None] = {}
+        """In the order of admission: new ones are added at the end."""
+        self._num_admissions = 0
+        self._num_calls = 0
+        self._num_executed = 0
+        self._last_prefill_executed = -config.prefill_schedule_interval
+        self._has_backlog = False
+
+    @classmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
+        if not isinstance(options, VllmV1Options):
+            raise InvariantError(f"vllm-v1 was given {type(options).__name__}")
+        return cls(V1Config.resolve(options, limits))
+
+    # ------------------------------------------------------------------ what a planner adds
+
+    @abstractmethod
+    def _is_anything_decoding(self) -> bool:
+        """Whether a running request is past its prefill."""
+
+    @abstractmethod
+    def _plan_running(self, plan: Plan) -> None:
+        """Give tokens and blocks to the running requests in their order, preempting where blocks are short."""
+
+    @abstractmethod
+    def _finish_plan(self, plan: Plan) -> V1Step:
+        """Advance everybody's counters to what they will be when the step has run, and describe it."""
+
+    # ------------------------------------------------------------------ the door, the queue, the exit
+
+    def refused_at_the_door(self, request: Request) -> str | None:
+        """vLLM's front end refuses prompts that leave no room for an answer. Pure; the reason or None."""
+        if 1 <= request.prompt_tokens < self.config.max_model_len:
+            return None
+        return f"its prompt of {request.prompt_tokens} tokens is not below max_model_len {self.config.max_model_len}"
+
+    def never_fits(self, request: Request) -> str | None:
+        refusal = self.refused_at_the_door(request)
+        if refusal is not None:
+            return refusal
+        longest = min(request.prompt_tokens + request.max_tokens, self.config.max_model_len) - 1
+        num_blocks = blocks_for(longest, self.config.block_size)
+        if num_blocks <= self.kv.usable_blocks:
+            return None
+        return f"it may need {num_blocks} KV blocks and the pool has {self.kv.usable_blocks}"
+
+    def add(self, request: Request) -> None:
+        request.status = Status.WAITING
+        request.num_target_tokens = min(
+            request.output_tokens, request.max_tokens, self.config.max_model_len - request.prompt_tokens
+        )
+        request.policy_state = V1State()
+        self._enqueue(request)
+
+    def cancel(self, request: Request) -> bool:
+        self._remove(request)
+        self._end(request)
+        return True
+
+    def _enqueue(self, request: Request) -> None:
+        if self.config.policy == "priority":
+            insort(self._waiting, request, key=_priority_key)
+        else:
+            self._waiting.append(request)
+
+    def _requeue(self, victim: Request) -> None:
+        if self.config.policy == "priority":
+            self._enqueue(victim)
+        else:
+            self._waiting.appendleft(victim)
+
+    def _remove(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self._unseat(request)
+        else:
+            self._waiting.remove(request)
+
+    def _seat(self, request: Request) -> None:
+        """Put an admitted request behind those that run. Overridden where more is kept about them."""
+        self._num_admissions += 1
+        state_of(request).seat = self._num_admissions
+        self._running[request] = None
+
+    def _unseat(self, request: Request) -> None:
+        """Take a request out of those that run."""
+        del self._running[request]
+        state_of(request).decoding_lane = NEVER
+
+    def _end(self, request: Request) -> None:
+        request.status = Status.OVER
+        self.kv.free(request)
+
+    # ------------------------------------------------------------------ planning
+
+    def plan(self, now_ns: int) -> V1Step:
+        self._num_calls += 1
+        plan = Plan(
+            budget=self.config.token_budget,
+            threshold=self._threshold(),
+            gate_is_open=self._gate_is_open(),
+        )
+        self._plan_running(plan)
+        plan.num_running_rows = len(plan.rows)
+        if not plan.preempted:
+            self._admit_waiting(plan)
+        self._update_backlog(plan)
+        plan.blocked_by = self._blocked_by(plan)
+        return self._finish_plan(plan)
+
+    def _threshold(self) -> int:
+        config, num_requests = self.config, len(self._running) + len(self._waiting)
+        threshold = config.long_prefill_token_threshold
+        if self.rules.threshold_spares_lone and num_requests <= 1:
+            return 0
+        if config.long_prefill_token_threshold_adaptive and num_requests:
+            threshold = max(threshold, config.max_num_batched_tokens // num_requests)
+        return threshold
+
+    def _gate_is_open(self) -> bool:
+        """Whether prefill may be planned under `prefill_schedule_interval`; a backlog opens the gate."""
+        interval = self.config.prefill_schedule_interval
+        if interval <= 1 or self._has_backlog:
+            return True
+        if self._num_executed + 1 - self._last_prefill_executed >= interval:
+            return True
+        return not self._is_anything_decoding()
+
+    def _update_backlog(self, plan: Plan) -> None:
+        if plan.gate_is_open and not plan.preempted:
+            self._has_backlog = any(not state_of(r).is_passed_over for r in self._waiting)
+
+    # ---- preemption
+
+    def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
+        """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""
+        state = state_of(victim)
+        plan.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
+        self.kv.free(victim)
+        victim.status = Status.PREEMPTED
+        victim.num_computed_tokens = 0
+        state.num_draft_tokens = state.num_placeholders = 0
+        state.num_stale_tokens += state.num_in_flight_tokens
+        state.num_in_flight_tokens = 0
+        state.is_mid_prefill = False
+        state.epoch += 1
+        self._requeue(victim)
+
+    def _publish_planned(self, request: Request, num_tokens: int) -> None:
+        """Blocks that this step will fill with known tokens are hits from now on, before they are computed."""
+        self.kv.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+
+    def _add_row(self, row: Row, plan: Plan) -> None:
+        plan.rows[row.request] = row
+        plan.budget -= row.num_tokens
+
+    # ---- part B: admission from the waiting queue
+
+    def _admit_waiting(self, plan: Plan) -> None:
+        passed_over: list[Request] = []
+        while self._waiting and plan.budget > 0 and len(self._running) < self.config.max_running:
+            head = self._waiting[0]
+            if state_of(head).num_stale_tokens:
+                state_of(head).is_passed_over = True
+                passed_over.append(self._waiting.popleft())
+                continue
+            if self._is_skipped_misfit(head, plan):
+                passed_over.append(self._waiting.popleft())
+                continue
+            if not self._admit(head, plan):
+                break
+        self._waiting.extendleft(reversed(passed_over))
+
+    def _is_skipped_misfit(self, head: Request, plan: Plan) -> bool:
+        """Older versions without chunked prefill try the next request instead of stopping."""
+        if self.config.enable_chunked_prefill or not self.rules.misfit_skips:
+            return False
+        hit = self._lookup(head)
+        return self._cut(head.num_tokens - len(hit.blocks) * self.config.block_size, plan) > plan.budget
+
+    def _admit(self, head: Request, plan: Plan) -> bool:
+        """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
+        block_size = self.config.block_size
+        hit = self._lookup(head)
+        num_cached = len(hit.blocks) * block_size
+        num_missing = head.num_tokens - num_cached
+        if num_missing >= 2 and not plan.gate_is_open:
+            plan.blocked_by = BlockedBy.ADMISSION
+            return False
+        num_tokens = self._cut(num_missing, plan)
+        num_drafts = self._admission_padding(num_missing, num_cached, plan)
+        if num_tokens + num_drafts > plan.budget and (num_drafts or not self.config.enable_chunked_prefill):
+            plan.blocked_by = BlockedBy.BUDGET
+            return False
+        num_tokens = min(num_tokens, plan.budget) + num_drafts
+        num_blocks = blocks_for(num_cached + num_tokens, block_size) - len(hit.blocks)
+        if not self._fits(head, hit, num_blocks):
+            plan.blocked_by = BlockedBy.KV
+            return False
+        self._move_to_running(head, hit, num_blocks, plan)
+        state = state_of(head)
+        self._publish_planned(head, num_tokens)
+        self._add_row(Row(head, num_tokens, num_drafts, state.epoch, is_chunk=True, is_padded=num_drafts > 0), plan)
+        plan.carries_prefill |= num_missing >= 2
+        return True
+
+    def _lookup(self, request: Request) -> Hit:
+        """Cached blocks of a waiting request; at least one of its tokens is always computed anew."""
+        return self.kv.lookup(request, (request.num_tokens - 1) // self.config.block_size)
+
+    def _cut(self, num_tokens: int, plan: Plan) -> int:
+        return plan.threshold if 0 < plan.threshold < num_tokens else num_tokens
+
+    def _admission_padding(self, num_missing: int, num_cached: int, plan: Plan) -> int:
+        """Dummy drafts that bring an admission of one token to the width of the batch's decodes."""
+        num_drafts = self.config.num_speculative_tokens
+        if not num_drafts or not self.rules.pads_admissions or num_missing != 1:
+            return 0
+        running_rows = list(islice(plan.rows.values(), plan.num_running_rows))
+        if any(row.is_chunk for row in running_rows) or not (running_rows or num_cached):
+            return 0
+        return num_drafts if num_cached + 2 + num_drafts <= self.config.max_model_len else 0
+
+    def _fits(self, head: Request, hit: Hit, num_blocks: int) -> bool:
+        """Whether the head's blocks of this step, and those of its whole prompt, fit. Reserves nothing."""
+        config = self.config
+        needed = num_blocks
+        if config.scheduler_reserve_full_isl:
+            whole = blocks_for(min(head.num_tokens, config.max_model_len), config.block_size)
+            needed = max(needed, whole - len(hit.blocks))
+        kept_free = config.watermark_blocks if len(self._running) else 0
+        return needed + hit.num_ownerless + kept_free <= self.kv.free_blocks
+
+    def _move_to_running(self, head: Request, hit: Hit, num_blocks: int, plan: Plan) -> None:
+        self._waiting.popleft()
+        self._seat(head)
+        is_resumed = head.status is Status.PREEMPTED
+        head.status = Status.RUNNING
+        head.num_computed_tokens = len(hit.blocks) * self.config.block_size
+        state_of(head).is_passed_over = False
+        self.kv.admit(head, hit, num_blocks)
+        plan.num_new_blocks += num_blocks
+        plan.admitted.append(Admission(head, head.num_computed_tokens, is_resumed))
+
+    def _blocked_by(self, plan: Plan) -> BlockedBy:
+        """What kept the head of the queue out of this step."""
+        if not self._waiting or plan.blocked_by is not BlockedBy.NOTHING:
+            return plan.blocked_by if self._waiting else BlockedBy.NOTHING
+        if plan.preempted:
+            return BlockedBy.KV
+        return BlockedBy.SLOTS if len(self._running) >= self.config.max_running else BlockedBy.BUDGET
+
+    # ------------------------------------------------------------------ for drivers, logs and tests
+
+    def running(self) -> list[Request]:
+        return list(self._running)
+
+    def waiting(self) -> list[Request]:
+        return list(self._waiting)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.kv.free_blocks
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.kv.usable_blocks
+
+
+def _priority_key(request: Request) -> tuple[int, int, int | str]:
+    return request.priority, request.arrival_ns, request.id
+
+
+def _build_kv(config: V1Config) -> CountedCache:
+    usable_blocks = config.num_gpu_blocks - 1  # block 0 is the null block: taken once, never given back
+    if not config.enable_prefix_caching:
+        return CountedCache(usable_blocks, config.block_size)
+    return PrefixCache(usable_blocks, config.block_size, keyless_to_front=config.rules.keyless_to_front)
