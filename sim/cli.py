@@ -103,7 +103,7 @@ def run(
 
     _show(summary_report(results.summary(), title=loaded.name))
     if loaded.compare:
-        _show([f"This is the base of {len(loaded.compare)} variants: servesim compare {scenario}"])
+        _show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
     _name(written)
 
 
@@ -223,8 +223,12 @@ def _show_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _name(written: Sequence[Path]) -> None:
+    """Say what was written, a line for each folder."""
+    by_folder: dict[Path, list[str]] = {}
     for path in written:
-        typer.echo(f"wrote {path}")
+        by_folder.setdefault(path.parent, []).append(path.name)
+    for folder, names in by_folder.items():
+        typer.echo(f"wrote {folder}: {', '.join(names)}")
 
 
 def _complain(message: str) -> None:

@@ -44,7 +44,7 @@ Slo = Annotated[dict[str, Positive], AfterValidator(lambda slo: _check_slo(slo))
 class Hardware(Options):
     """What one replica runs on."""
 
-    gpu: str = Field(description="name of a GPU (see `servesim gpus`)")
+    gpu: str = Field(description="name of a GPU; `servesim gpus` lists them")
     tensor_parallel: Count = Field(default=1, description="GPUs that share the model")
 
 
@@ -86,8 +86,8 @@ class Scenario(Options):
     """Everything that a simulation depends on. Make one with `load_scenario` or `parse_scenario`."""
 
     name: str = Field(default="scenario", description="what tables and plots call it; default: the file's name")
-    seed: CountOrZero = Field(default=0, description="of every random stream")
-    model: str = Field(description="name of a model (see `servesim models`), or the path of a HF config.json")
+    seed: CountOrZero = Field(default=0, description="seed of every random stream")
+    model: str = Field(description="name of a model that `servesim models` lists, or the path of a HF config.json")
     hardware: Hardware
     engine: Annotated[EngineOptions, OneOf(POLICIES, key="policy")]
     cost: Annotated[CostOptions, OneOf(COST_MODELS)] = Field(default_factory=_roofline)

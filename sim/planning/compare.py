@@ -135,14 +135,16 @@ def _variants(scenarios: tuple[Scenario, ...]) -> dict[str, Scenario]:
             raise ScenarioError(
                 base.place, "has nothing to compare", remedy="Give it a `compare` section, or name several scenarios."
             )
-        name = base.engine.policy if base.engine.policy not in variants else base.name
+        policy = base.engine.policy
+        changes_policy = any(variant.engine.policy != policy for variant in variants.values())
+        name = policy if changes_policy and policy not in variants else "base"
         if name in variants:
-            raise ScenarioError(f"{base.place}: compare", f"a variant is called like the base, {name!r}")
+            raise ScenarioError(f"{base.place}: compare.{name}", "a variant cannot be called like the base")
         return {name: base, **variants}
     named: dict[str, Scenario] = {}
     for scenario in scenarios:
         name = scenario.name if scenario.name not in named else scenario.place
-        if name in named:
+        if name in named or scenario.place in (other.place for other in named.values()):
             raise ScenarioError(scenario.place, "is given twice")
         named[name] = scenario
     return named

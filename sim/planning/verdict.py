@@ -68,11 +68,19 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
 
 def _margins(yardstick: Yardstick, factors: Mapping[str, float]) -> str:
     """By how much the winner is better than each other one; some may have nothing to compare with."""
-    finite = [(f"{factor:.3g} times", name) for name, factor in factors.items() if factor != float("inf")]
+    finite = [
+        (f"{factor:.3g} times" if factor < 100 else f"{factor:,.0f} times", name)
+        for name, factor in factors.items()
+        if factor != float("inf")
+    ]
     nothing = [name for name, factor in factors.items() if factor == float("inf")]
     parts = [yardstick.phrase.format(*finite[0]), *(" ".join(margin) for margin in finite[1:])] if finite else []
     parts += [f"{' and '.join(nothing)} had none"] if nothing else []
     return ", ".join(parts)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times" if factor < 100 else f"{factor:,.0f} times"
 
 
 def _factor(value: float, best: float) -> float:
@@ -82,18 +90,20 @@ def _factor(value: float, best: float) -> float:
 
 
 def _reason(loser: Summary, winner: Summary) -> str:
-    """What the loser lost most by, beyond the winner: one of `_LOSSES`, else few running, else its queue, else its limit."""
+    """What the loser lost most by, beyond the winner; else that few ran, that requests queued, or its limit."""
     excess = {loss: loss.share(loser) - loss.share(winner) for loss in _LOSSES}
     loss = max(_LOSSES, key=lambda loss: excess[loss])
     if excess[loss] >= _WORTH_NAMING:
         return loss.phrase.format(loss.share(loser))
     running, best = _num_running(loser), _num_running(winner)
     queue_share = _queue_share(loser)
-    queued = f"requests spent {queue_share:.0%} of their latency in the queue"
+    queued = queue_share >= _WORTH_NAMING
     if running < 0.9 * best:
         few = f"had {running:.3g} requests running on average against {best:.3g}"
-        return f"{few}, and its {queued}" if queue_share >= _WORTH_NAMING else few
-    return f"made its {queued}" if queue_share >= _WORTH_NAMING else f"is limited by {loser['limits']['verdict']}"
+        return f"{few}, and kept requests queued for {queue_share:.0%} of their latency" if queued else few
+    if queued:
+        return f"kept requests queued for {queue_share:.0%} of their latency"
+    return f"is limited by {loser['limits']['verdict']}"
 
 
 def _num_running(summary: Summary) -> float:

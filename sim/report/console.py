@@ -19,15 +19,16 @@ _LATENCIES = {
 }
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
 _COMPARED = {
-    "output_tokens_per_s": "tokens\nper s",
-    "goodput_requests_per_s": "good\nper s",
-    "ttft_mean_ms": "TTFT\nmean",
-    "ttft_p99_ms": "TTFT\np99",
-    "itl_p99_ms": "ITL\np99",
-    "e2e_mean_ms": "E2E\nmean",
-    "e2e_p99_ms": "E2E\np99",
-    "makespan_s": "makespan\ns",
+    "output_tokens_per_s": ("tokens\nper s", 1.0),
+    "goodput_requests_per_s": ("good\nper s", 1.0),
+    "ttft_mean_ms": ("TTFT\nmean, s", 1e-3),
+    "ttft_p99_ms": ("TTFT\np99, s", 1e-3),
+    "itl_p99_ms": ("ITL p99\nms", 1.0),
+    "e2e_mean_ms": ("E2E\nmean, s", 1e-3),
+    "e2e_p99_ms": ("E2E\np99, s", 1e-3),
+    "makespan_s": ("make-\nspan, s", 1.0),
 }
+"""Metric -> column head and factor to its unit."""
 GIB = 2**30
 
 
@@ -39,6 +40,8 @@ def number(value: Any, digits: int = 4) -> str:
         return str(value)
     if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
+    if 0 < abs(value) < 10**-digits:
+        return f"{value:.0e}"
     return f"{value:.{digits}g}"
 
 
@@ -77,23 +80,26 @@ def comparison_report(comparison: Mapping[str, Any], title: str) -> Iterator[Ren
     yield Text(title, style="bold")
     rows = comparison["table"]
     shown = [name for name in _COMPARED if any(row["values"][name] is not None for row in rows)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("variant", overflow="fold")
     for name in shown:
-        table.add_column(_COMPARED[name], justify="right")
-    table.add_column("limited by")
+        table.add_column(_COMPARED[name][0], justify="right", no_wrap=True)
+    table.add_column("limited\nby", no_wrap=True)
     for row in rows:
-        cells = [_with_ratio(row["values"][name], row["ratios"][name]) for name in shown]
+        cells = [_with_ratio(row["values"][name], row["ratios"][name], _COMPARED[name][1]) for name in shown]
         table.add_row(Text(row["variant"]), *cells, row["limit"])
     yield table
-    yield Text(f"× is the ratio to {comparison['baseline']}; latencies in ms")
+    yield Text(f"× and ÷: so many times the value of {comparison['baseline']}, or so many times less")
     if not comparison["has_same_traffic"]:
         yield Text("note: these scenarios did not meet the same requests; differences are not the scheduler's alone")
     yield Text(comparison["verdict"], style="bold")
 
 
-def _with_ratio(value: float | None, ratio: float | None) -> str:
-    return number(value) if ratio is None else f"{number(value)}\n×{number(ratio, 3)}"
+def _with_ratio(value: float | None, ratio: float | None, factor: float) -> str:
+    shown = number(None if value is None else value * factor, 3)
+    if not ratio:
+        return shown
+    return f"{shown}\n×{number(ratio, 3)}" if ratio > 0.1 else f"{shown}\n÷{number(1 / ratio, 3)}"
 
 
 def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
