@@ -6,7 +6,7 @@ ticks since. Only the sums are kept; a member's own counters are made real when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 
 from sim.errors import InvariantError
@@ -27,8 +27,8 @@ class RunningBatch:
         self._members: dict[Request, None] = {}
         self._offset_sum = 0
         self._offset_sum_sq = 0
-        self._num_at_residue = [0] * block_size
-        self._calendar: dict[int, list[Request]] = {}
+        self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._calendar: dict[int, dict[Request, None]] = {}
         self._longest: list[tuple[int, int, int, Request]] = []
 
     def __len__(self) -> int:
@@ -47,8 +47,8 @@ class RunningBatch:
         request.joined_tick = self.tick
         request.due_tick = self.tick + ticks
         self._members[request] = None
-        self._account(request, +1)
-        self._calendar.setdefault(request.due_tick, []).append(request)
+        self._at_residue[self._account(request, +1)][request] = None
+        self._calendar.setdefault(request.due_tick, {})[request] = None
         offset = request.num_computed_tokens - self.tick
         heappush(self._longest, (-offset, request.index, self.tick, request))
 
@@ -57,12 +57,13 @@ class RunningBatch:
         if request not in self._members or ticks < 1:
             raise InvariantError(f"{request} is no member or postponed by {ticks} ticks")
         request.due_tick = self.tick + ticks
-        self._calendar.setdefault(request.due_tick, []).append(request)
+        self._calendar.setdefault(request.due_tick, {})[request] = None
 
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
-        self._account(request, -1)
+        del self._at_residue[self._account(request, -1)][request]
         del self._members[request]
+        self._calendar.get(request.due_tick, {}).pop(request, None)
         num_ticks = self.tick - request.joined_tick
         request.num_computed_tokens += num_ticks
         request.num_output_tokens += num_ticks
@@ -99,13 +100,16 @@ class RunningBatch:
             heappop(longest)
         return self.tick - longest[0][0] if longest else 0
 
-    @property
-    def num_needing_block(self) -> int:
-        """Members whose next token starts a new block (their context is a multiple of the block size)."""
-        return self._num_at_residue[self.tick % self._block_size]
+    def at_context(self, remainder: int) -> Collection[Request]:
+        """Members whose context leaves `remainder` modulo the block size. A view: copy it before changing members.
 
-    def _account(self, request: Request, sign: int) -> None:
+        With remainder 0 their next token needs a block; with block size - 1 it completes one.
+        """
+        return self._at_residue[(self.tick - remainder) % self._block_size]
+
+    def _account(self, request: Request, sign: int) -> int:
+        """Add or remove a member's part of the sums; returns the slot that its context falls into."""
         offset = request.num_computed_tokens - request.joined_tick
         self._offset_sum += sign * offset
         self._offset_sum_sq += sign * offset * offset
-        self._num_at_residue[-offset % self._block_size] += sign
+        return -offset % self._block_size

@@ -35,6 +35,7 @@ class Clients:
         self._held_back: list[deque[Request]] = [deque() for _ in traffic.pools]
         self._live: dict[int, Request] = {}
         engine.on_release = self._on_release
+        engine.on_answer = self._disconnect
         engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
 
     def start(self) -> None:
@@ -113,7 +114,7 @@ class Clients:
 
     def _on_release(self, request: Request) -> None:
         del self._live[request.index]
-        if request.cancelled_ns == NEVER:
+        if request.outcome is Outcome.REJECTED:
             self._disconnect(request)
 
     def _disconnect(self, request: Request) -> None:

@@ -90,6 +90,8 @@ class Engine:
         self._num_empty_replans = 0
         self.on_release: Callable[[Request], None] = _ignore
         """Called once for every request that is over in the engine, however it ended."""
+        self.on_answer: Callable[[Request], None] = _ignore
+        """Called when the whole answer of a request has reached its client, which is still there."""
         self.on_depart: Callable[[Request], None] = _ignore
         """Called when a request's client has received the tokens after which it leaves."""
         clock.env.process(self._run())
@@ -112,6 +114,8 @@ class Engine:
         """
         if request.status is Status.OVER:
             return
+        streams = self._core.policy.streams_answers
+        request.num_delivered_tokens = self._recorder.num_tokens(request) if streams else 0
         request.cancelled_ns = self._clock.now_ns
         request.outcome = outcome
         if self._aborts:
@@ -142,6 +146,9 @@ class Engine:
         self._recorder.record(step, start_ns, end_ns, host_ns, finished)
         for request in finished.departed:
             self.on_depart(request)
+        for request in finished.finished if self._core.policy.streams_answers else finished.released:
+            if request.cancelled_ns == NEVER:
+                self.on_answer(request)
         for request in finished.released:
             self.on_release(request)
         return True

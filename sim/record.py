@@ -236,13 +236,28 @@ class Recorder:
         request.segment_lane = lane
         request.segment_first_tick = self._lane_ticks[lane]
 
+    def num_tokens(self, request: Request) -> int:
+        """Tokens that its client has received by the end of the last recorded step (all of them, if streamed)."""
+        return request.num_delivered_tokens + self._num_tokens_of_open_segment(request)
+
     def _close_segment(self, request: Request) -> None:
+        """Write the row. Tokens of a client that has left count no more: they were computed for nobody."""
         if request.segment_lane == NEVER:
             return
-        first_tick = request.segment_first_tick
-        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
+        num_tokens = self._num_tokens_of_open_segment(request)
+        num_ticks = num_tokens - (request.segment_iteration != NEVER)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.append((request.index, request.segment_iteration, request.segment_lane, first_tick, num_ticks))
-        request.num_delivered_tokens += num_ticks + (request.segment_iteration != NEVER)
+        self.segments.append(
+            (request.index, request.segment_iteration, request.segment_lane, request.segment_first_tick, num_ticks)
+        )
+        if request.cancelled_ns == NEVER:
+            request.num_delivered_tokens += num_tokens
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER
+
+    def _num_tokens_of_open_segment(self, request: Request) -> int:
+        if request.segment_lane == NEVER:
+            return 0
+        first_tick = request.segment_first_tick
+        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
+        return (request.segment_iteration != NEVER) + num_ticks

@@ -15,8 +15,8 @@ from sim.conformance.golden import Golden, Line
 from sim.conformance.replay import Replay
 from sim.core import EngineCore
 from sim.errors import GoldenError, ScenarioError, did_you_mean
+from sim.policies.vllm_v1 import planner_for
 from sim.policies.vllm_v1_config import V1Config, rules_for
-from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import Finished
@@ -45,7 +45,7 @@ class VllmV1Replay(Replay):
     def __init__(self, golden: Golden) -> None:
         super().__init__(golden)
         self._config = _config(golden)
-        self._policy = VllmV1Reference(self._config)
+        self._policy = planner_for(self._config)
         self._core = EngineCore(self._policy)
         self._requests = _requests(golden)
         self._arrivals, self._cancels = _schedule(golden, self._requests)

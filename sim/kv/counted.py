@@ -36,10 +36,17 @@ class CountedCache(KVCache):
         self.allocate(request, num_new_blocks)
 
     def allocate(self, request: Request, num_blocks: int) -> None:
-        if num_blocks > self.free_blocks:
-            raise InvariantError(f"{request} takes {num_blocks} of {self.free_blocks} free KV blocks")
-        self.free_blocks -= num_blocks
+        self.take(num_blocks)
         request.num_blocks += num_blocks
+
+    def take(self, num_blocks: int) -> None:
+        """Take blocks for requests whose holdings the caller counts. Mutates the cache alone.
+
+        The caller writes `request.num_blocks` before it frees one of them.
+        """
+        if num_blocks > self.free_blocks:
+            raise InvariantError(f"{num_blocks} of {self.free_blocks} free KV blocks are taken")
+        self.free_blocks -= num_blocks
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the request's first `num_tokens` tokens hits for others. Mutates the cache."""

@@ -149,7 +149,7 @@ POLICIES: Registry[Policy] = Registry(
     "policy",
     "sim.policies.base:Policy",
     {
-        "vllm-v1": "sim.policies.vllm_v1_reference:VllmV1Reference",
+        "vllm-v1": "sim.policies.vllm_v1:VllmV1",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
     },

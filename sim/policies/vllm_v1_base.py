@@ -167,6 +167,26 @@ class VllmV1Base(Policy):
 
     # ---- preemption
 
+    def _make_room(self, request: Request, num_blocks: int, plan: Plan) -> list[Request]:
+        """Preempt until the request can have its blocks or is a victim itself. Returns the victims."""
+        victims: list[Request] = []
+        while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
+            victim = self._choose_victim()
+            self._unplan(victim, plan)
+            self._unseat(victim)
+            self._preempt(victim, request, plan)
+            victims.append(victim)
+        return victims
+
+    def _choose_victim(self) -> Request:
+        if self.config.policy == "fcfs":
+            return next(reversed(self._running))
+        return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
+
+    def _unplan(self, victim: Request, plan: Plan) -> None:
+        if self.rules.unplans_victims and victim in plan.rows:
+            plan.budget += plan.rows.pop(victim).num_tokens
+
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""
         state = state_of(victim)
@@ -184,6 +204,12 @@ class VllmV1Base(Policy):
     def _publish_planned(self, request: Request, num_tokens: int) -> None:
         """Blocks that this step will fill with known tokens are hits from now on, before they are computed."""
         self.kv.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+
+    def _count_executed(self, plan: Plan) -> None:
+        """A step that computes something: what the prefill interval counts."""
+        self._num_executed += 1
+        if plan.carries_prefill:
+            self._last_prefill_executed = self._num_executed
 
     def _add_row(self, row: Row, plan: Plan) -> None:
         plan.rows[row.request] = row

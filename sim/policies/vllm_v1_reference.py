@@ -45,7 +45,9 @@ class VllmV1Reference(VllmV1Base):
             if num_tokens <= 0:
                 position += 1
                 continue
-            position -= self._make_room(request, num_tokens, plan, running)
+            for victim in self._make_room(request, self._new_blocks(request, num_tokens), plan):
+                position -= running.index(victim) < position
+                running.remove(victim)
             if request.status is not Status.RUNNING:
                 if self.config.policy == "fcfs" or not self.rules.walks_on_after_self_preemption:
                     break
@@ -82,35 +84,9 @@ class VllmV1Reference(VllmV1Base):
             num_tokens = plan.threshold
         return min(num_tokens, plan.budget, self.config.max_model_len - 1 - request.num_computed_tokens)
 
-    def _make_room(self, request: Request, num_tokens: int, plan: Plan, running: list[Request]) -> int:
-        """Preempt until the request's tokens have blocks, or it is a victim itself; victims leave `running`.
-
-        Returns by how much the walk must step back, because victims stood before the request.
-        """
-        num_blocks = self._new_blocks(request, num_tokens)
-        position = running.index(request)
-        num_before = 0
-        while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
-            victim = self._choose_victim()
-            num_before += running.index(victim) < position - num_before
-            running.remove(victim)
-            self._unplan(victim, plan)
-            self._unseat(victim)
-            self._preempt(victim, request, plan)
-        return num_before
-
     def _new_blocks(self, request: Request, num_tokens: int) -> int:
         needed = blocks_for(request.num_computed_tokens + num_tokens, self.config.block_size)
         return max(0, needed - request.num_blocks)
-
-    def _choose_victim(self) -> Request:
-        if self.config.policy == "fcfs":
-            return next(reversed(self._running))
-        return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
-
-    def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self.rules.unplans_victims and victim in plan.rows:
-            plan.budget += plan.rows.pop(victim).num_tokens
 
     def _schedule_running(self, request: Request, num_tokens: int, plan: Plan) -> None:
         state = state_of(request)
@@ -141,9 +117,7 @@ class VllmV1Reference(VllmV1Base):
                 decodes.append(row.request)
                 contexts.append(context)
         if rows:
-            self._num_executed += 1
-            if plan.carries_prefill:
-                self._last_prefill_executed = self._num_executed
+            self._count_executed(plan)
         shape = StepShape(
             num_decode=len(decodes),
             decode_context_sum=sum(contexts),
@@ -154,12 +128,18 @@ class VllmV1Reference(VllmV1Base):
             num_new_requests=len(plan.admitted),
         )
         lane = self._num_executed % self.config.pipeline_parallel_size
-        joined, left = self._change_decoding(lane, decodes)
+        self._change_decoding(lane, decodes, plan)
+        step = self._describe(plan, rows, shape)
+        step.chunks = chunks
+        step.lane = lane
+        return step
+
+    def _describe(self, plan: Plan, rows: list[Row], shape: StepShape) -> V1Step:
         return V1Step(
             shape=shape,
-            chunks=chunks,
-            joined=joined,
-            left=left,
+            chunks=[],
+            joined=plan.joined,
+            left=plan.left,
             admitted=plan.admitted,
             preempted=plan.preempted,
             blocked_by=plan.blocked_by,
@@ -167,10 +147,12 @@ class VllmV1Reference(VllmV1Base):
             num_waiting=len(self._waiting),
             used_blocks=self.kv.used_blocks,
             num_new_blocks=plan.num_new_blocks,
-            live_tokens=sum(r.num_computed_tokens for r in self._running),
-            lane=lane,
+            live_tokens=self._live_tokens(),
             rows=rows,
         )
+
+    def _live_tokens(self) -> int:
+        return sum(r.num_computed_tokens for r in self._running)
 
     def _advance(self, row: Row) -> None:
         request, state = row.request, state_of(row.request)
@@ -185,19 +167,24 @@ class VllmV1Reference(VllmV1Base):
             state.num_placeholders += 1 + row.num_drafts
             state.num_draft_tokens = self.config.num_speculative_tokens
 
-    def _change_decoding(self, lane: int, decodes: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Who decodes in this lane now and did not in its last decoding step, and the reverse."""
+    def _change_decoding(self, lane: int, decodes: list[Request], plan: Plan) -> None:
+        """Note who decodes in this lane now and did not in its last decoding step, and the reverse."""
         if not decodes:
-            return [], []
-        joined = [r for r in decodes if state_of(r).decoding_lane != lane]
+            return
         now = set(decodes)
-        left = [r for r in self._decoding[lane] if r not in now and state_of(r).decoding_lane == lane]
-        for request in joined:
-            state_of(request).decoding_lane = lane
-        for request in left:
-            state_of(request).decoding_lane = NEVER
+        for request in decodes:
+            if state_of(request).decoding_lane != lane:
+                state_of(request).decoding_lane = lane
+                plan.joined.append(request)
+        for request in self._decoders(lane):
+            if request not in now and state_of(request).decoding_lane == lane:
+                state_of(request).decoding_lane = NEVER
+                plan.left.append(request)
         self._decoding[lane] = decodes
-        return joined, left
+
+    def _decoders(self, lane: int) -> Iterable[Request]:
+        """Whoever may have decoded in the lane's last decoding step."""
+        return self._decoding[lane]
 
     # ------------------------------------------------------------------ results
 
@@ -209,12 +196,16 @@ class VllmV1Reference(VllmV1Base):
         for row in step.rows:
             if row.request.status is not Status.OVER:
                 self._take_in(row, finished, departed)
+        self._take_in_members(step, finished, departed)
         for request in finished:
             self._remove(request)
             self._end(request)
         if not self.config.async_scheduling:
             self._draft_anew(row.request for row in step.rows)
         return Finished(finished, finished, departed)
+
+    def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
+        """Room for a planner that keeps some decodes out of the rows."""
 
     def _take_in(self, row: Row, finished: list[Request], departed: list[Request]) -> None:
         """The tokens of one row exist. Names the request in one of the lists when that ends something."""

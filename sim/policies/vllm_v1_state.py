@@ -82,6 +82,8 @@ class Plan:
     rows: dict[Request, Row] = field(default_factory=dict)
     admitted: list[Admission] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
+    joined: list[Request] = field(default_factory=list)
+    left: list[Request] = field(default_factory=list)
     num_running_rows: int = 0
     """How many of the rows are running requests; the admitted ones follow."""
     num_new_blocks: int = 0

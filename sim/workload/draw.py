@@ -121,12 +121,12 @@ class _Drawing:
 
     def _num_closed(self, traffic_class: TrafficClass) -> int:
         number = traffic_class.num_requests or self.num_requests
-        assert number is not None, "check_traffic asks for it"
+        assert isinstance(number, int)  # check_traffic asks for it
         return number
 
     def _think_ns(self, index: int, number: int) -> Ints:
         options = self.classes[index].arrivals
-        assert options is not None, "a closed loop has arrivals"
+        assert isinstance(options, ArrivalOptions)  # a closed loop has them
         with _at(f"traffic[{index}].arrivals"):
             return build_arrivals(options).draw(number, None, self._stream(index, "think"))
 
@@ -198,8 +198,8 @@ class _Drawing:
         if traffic_class.lengths is not None:
             joint = _located(traffic_class.lengths, self.folder, f"{place}.lengths")
             return build_joint(joint).draw(num, self._stream(index, "lengths"))
-        assert traffic_class.prompt_tokens is not None, "check_traffic asks for it"
-        assert traffic_class.output_tokens is not None, "check_traffic asks for it"
+        assert isinstance(traffic_class.prompt_tokens, LengthOptions)  # check_traffic asks for it
+        assert isinstance(traffic_class.output_tokens, LengthOptions)  # check_traffic asks for it
         prompts = self._build_lengths(traffic_class.prompt_tokens, f"{place}.prompt_tokens")
         outputs = self._build_lengths(traffic_class.output_tokens, f"{place}.output_tokens")
         return prompts.draw(num, self._stream(index, "prompt")), outputs.draw(num, self._stream(index, "output"))

@@ -87,14 +87,12 @@ class Table:
 
     def column(self, name: str) -> Iterator[tuple[int, str]]:
         """Line and cell of every row in the column called `name`. Raises TraceError if there is none."""
-        if self.header.count(name) != 1:
-            found = f"there is no column {name!r}" if name not in self.header else f"two columns are called {name!r}"
-            raise TraceError(
-                f"{self.path}:1",
-                found,
-                valid=f"columns: {', '.join(self.header)}",
-                remedy=did_you_mean(name, self.header),
-            )
+        columns = f"columns: {', '.join(self.header)}"
+        if name not in self.header:
+            remedy = did_you_mean(name, self.header)
+            raise TraceError(f"{self.path}:1", f"there is no column {name!r}", valid=columns, remedy=remedy)
+        if self.header.count(name) > 1:
+            raise TraceError(f"{self.path}:1", f"two columns are called {name!r}", valid=columns)
         index = self.header.index(name)
         return ((line, row[index]) for line, row in zip(self.lines, self.rows, strict=True))
 

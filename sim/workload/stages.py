@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sim.clock import NS_PER_S
 from sim.options import NonNegative, Options, Positive
 from sim.workload.base import ArrivalOptions, Arrivals, Ints
 from sim.workload.fields import refusal
@@ -79,7 +78,7 @@ class Stages(Arrivals):
     """A Poisson process whose rate is piecewise linear in time, or its regular counterpart.
 
     Drawn by inversion, which is exact: unit-rate arrivals are mapped through the inverse of the expected
-    number of arrivals up to each time (Çinlar, "Introduction to Stochastic Processes", 1975, §4.7).
+    number of arrivals up to each time (Çinlar, "Introduction to Stochastic Processes", 1975).
     """
 
     Options = StagesOptions
@@ -104,25 +103,16 @@ class Stages(Arrivals):
 
     def draw(self, num_requests: int | None, duration_ns: int | None, rng: np.random.Generator) -> Ints:
         """See the base. Fewer than `num_requests` when the stages end before."""
-        expected = self._expected[-1]
-        if duration_ns is not None:
-            expected = min(expected, float(self._expected_by(duration_ns / NS_PER_S)))
+        expected = float(self._expected[-1])
         check_number(int(min(expected, num_requests or np.inf, 1e18)))
         regular = self._options.process == "constant"
         sums = partial_sums(np.ones if regular else rng.standard_exponential, num_requests, expected)
-        return up_to(duration_ns, times_ns(self._when(sums[sums <= self._expected[-1]])))
+        return up_to(duration_ns, times_ns(self._when(sums[sums <= expected])))
 
     def scaled(self, factor: float) -> Stages:
         """See the base."""
         stages = [stage.scaled(factor) for stage in self._options.stages]
         return Stages(self._options.model_copy(update={"stages": stages}))
-
-    def _expected_by(self, time_s: float) -> float:
-        """Expected number of arrivals up to a time."""
-        stage = min(int(np.searchsorted(self._begins_s, time_s, side="right")) - 1, len(self._durations_s) - 1)
-        inside_s = min(time_s - self._begins_s[stage], self._durations_s[stage])
-        slope = (self._end_rates[stage] - self._start_rates[stage]) / self._durations_s[stage]
-        return float(self._expected[stage] + inside_s * (self._start_rates[stage] + slope * inside_s / 2))
 
     def _when(self, expected: Floats) -> Floats:
         """The times by which `expected` (> 0, at most the total) arrivals are expected.

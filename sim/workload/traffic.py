@@ -48,7 +48,9 @@ class TrafficClass(Options):
         description="cap on the output that the scheduler knows; shorter answers end by an unforeseen stop token; "
         "omitted: each answer's own length, so that its end is foreseen",
     )
-    priority: int = Field(default=0, strict=True, description="smaller goes first, where the policy looks at it")
+    priority: int = Field(
+        default=0, strict=True, ge=-(2**31), le=2**31, description="smaller goes first, where the policy looks at it"
+    )
     cancel: CancelField | None = Field(default=None, description="clients that leave before their answer is complete")
     max_connections: Count | None = Field(
         default=None, description="requests that the class's clients have at the server at once; further ones wait"

@@ -1,0 +1,287 @@
+"""vLLM V1's scheduler at the cost of what changes: the production planner.
+
+Steady decodes are not walked. They are members of a `RunningBatch`, which knows how many there are, what
+their contexts add up to, who needs a block and who ends in a given tick. Everybody else who runs (in
+prefill, just past it, or with the last token in flight) is handled one by one, with the reference's rules. When the
+budget cannot serve all who run, the members are unfolded and the step is walked like the reference does.
+
+Equal to `VllmV1Reference` step by step. Covers FCFS without pipeline and drafts, sync and async, with and
+without prefix caching; `build` falls back to the reference for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from sim.batch import RunningBatch
+from sim.errors import InvariantError
+from sim.kv.base import blocks_for
+from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.vllm_v1_config import V1Config, VllmV1Options
+from sim.policies.vllm_v1_reference import VllmV1Reference
+from sim.policies.vllm_v1_state import Plan, Row, V1Step, state_of
+from sim.request import NEVER, Request, Status
+from sim.step import Step, StepShape
+
+Chunks = list[tuple[Request, int]]
+"""Running requests in prefill, in running order, and the tokens that each gets in a step."""
+
+
+class VllmV1(VllmV1Reference):
+    """The V1 scheduler, O(changes) per step."""
+
+    def __init__(self, config: V1Config) -> None:
+        if not is_covered(config):
+            raise InvariantError("the fast V1 planner was given options that only the reference covers")
+        super().__init__(config)
+        self._batch = RunningBatch(config.block_size)
+        self._others: dict[Request, None] = {}
+        """Who runs but is not in the batch of steady decodes."""
+        self._num_updated_ticks = 0
+        self._ending: dict[int, list[Request]] = {}
+        """Async: members that end with the tick in flight, by tick."""
+        self._departures: dict[int, dict[Request, None]] = {}
+        """Members whose client leaves after the tick."""
+        self._last_step: V1Step | None = None
+
+    @classmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> VllmV1Reference:  # type: ignore[override]  # falls back
+        config = V1Config.resolve(cast("VllmV1Options", options), limits)
+        return planner_for(config)
+
+    # ------------------------------------------------------------------ who is in the batch
+
+    def _seat(self, request: Request) -> None:
+        super()._seat(request)
+        self._others[request] = None
+
+    def _unseat(self, request: Request) -> None:
+        if request in self._batch:
+            self._leave_batch(request)
+        del self._others[request]
+        super()._unseat(request)
+
+    def _is_anything_decoding(self) -> bool:
+        return len(self._batch) > 0 or not all(state_of(r).is_mid_prefill for r in self._others)
+
+    def _join_batch(self, request: Request, plan: Plan) -> None:
+        """From now on the request decodes in every tick until it ends, is preempted or starves."""
+        state = state_of(request)
+        num_outputs = request.num_output_tokens + state.num_placeholders
+        # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
+        self._batch.join(request, max(1, request.num_target_tokens - num_outputs))
+        del self._others[request]
+        if state.decoding_lane == NEVER:
+            state.decoding_lane = 0
+            plan.joined.append(request)
+        ticks_until_departure = request.cancel_after_tokens - num_outputs
+        if ticks_until_departure > 0 and request.cancel_after_tokens < request.num_target_tokens:
+            self._departures.setdefault(self._batch.tick + ticks_until_departure, {})[request] = None
+
+    def _leave_batch(self, request: Request) -> None:
+        """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
+        batch, state = self._batch, state_of(request)
+        num_in_flight = batch.tick - max(request.joined_tick, self._num_updated_ticks)
+        batch.leave(request)
+        self._others[request] = None
+        request.num_output_tokens -= num_in_flight
+        state.num_in_flight_tokens += num_in_flight
+        if self.config.async_scheduling:
+            state.num_placeholders += num_in_flight
+        if not self.config.enable_prefix_caching:
+            request.num_blocks = blocks_for(request.num_computed_tokens, self.config.block_size)
+        if num_in_flight and self._last_step is not None:
+            self._last_step.rows.append(Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True))
+
+    # ------------------------------------------------------------------ the running requests
+
+    def _plan_running(self, plan: Plan) -> None:
+        self._retire_foreseen_ends(plan)
+        chunks = self._share_budget(self._join_ready(plan), plan)
+        if chunks is None:
+            self._unfold()
+            super()._plan_running(plan)
+            return
+        if len(self._batch.at_context(0)) + sum(self._new_blocks(*chunk) for chunk in chunks) <= self.kv.free_blocks:
+            self._place(chunks, plan)
+        else:
+            self._place_under_pressure(chunks, plan)
+        plan.budget -= len(self._batch)
+        if self.config.enable_prefix_caching:
+            self._publish_decoded()
+
+    def _retire_foreseen_ends(self, plan: Plan) -> None:
+        """Async: whoever gets its last possible token from the tick in flight is not planned again."""
+        tick = self._batch.tick
+        if not self.config.async_scheduling or tick == self._num_updated_ticks:
+            return
+        for request in self._batch.due(tick):
+            if self._foresees_end(request):
+                self._leave_batch(request)
+                state_of(request).decoding_lane = NEVER
+                plan.left.append(request)
+            else:
+                self._ending.setdefault(tick, []).append(request)
+
+    def _foresees_end(self, request: Request) -> bool:
+        """Whether a member that is due ends by a length limit, not by a stop token."""
+        if request.prompt_tokens + request.num_target_tokens == self.config.max_model_len:
+            return True
+        return self.rules.foresees_length_end and request.num_target_tokens == request.max_tokens
+
+    def _join_ready(self, plan: Plan) -> list[Request]:
+        """Whoever is past its prefill joins the batch. Returns those still in it, in running order."""
+        chunking: list[Request] = []
+        for request in list(self._others):
+            if state_of(request).is_mid_prefill:
+                chunking.append(request)
+            elif not self._misses_turn(request, plan) and self._tokens_wanted(request, plan) > 0:
+                self._join_batch(request, plan)
+        if not plan.gate_is_open:
+            return []
+        return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
+
+    def _share_budget(self, chunking: list[Request], plan: Plan) -> Chunks | None:
+        """Tokens for each prefill when every decode gets its own; None when somebody would starve.
+
+        A lone prefill behind all decodes takes what they leave.
+        """
+        budget = plan.budget - len(self._batch)
+        chunks = [(request, self._tokens_wanted(request, plan)) for request in chunking]
+        if sum(num_tokens for _, num_tokens in chunks) <= budget:
+            return [chunk for chunk in chunks if chunk[1] > 0]
+        if budget < 0 or len(chunks) > 1 or chunks[0][0] is not next(reversed(self._running)):
+            return None
+        return [(chunks[0][0], budget)] if budget else []
+
+    def _place(self, chunks: Chunks, plan: Plan) -> None:
+        """Everything fits: decodes that start a block get one, prefills get theirs."""
+        growing = self._batch.at_context(0)
+        plan.num_new_blocks += len(growing)
+        if self.config.enable_prefix_caching:
+            for request in growing:
+                self.kv.allocate(request, 1)
+        else:
+            self.kv.take(len(growing))
+        for request, num_tokens in chunks:
+            self._schedule_running(request, num_tokens, plan)
+
+    def _place_under_pressure(self, chunks: Chunks, plan: Plan) -> None:
+        """Not everything fits: ask in running order, preempting from the tail.
+
+        Only requests that need a block are visited. The tail cannot have been visited before, unless it is
+        the requester; then the walk is over, because nobody stands behind it.
+        """
+        wanted = dict(chunks)
+        for request in sorted([*self._batch.at_context(0), *wanted], key=_seat):
+            if request.status is not Status.RUNNING:
+                continue
+            num_tokens = wanted.get(request, 0)
+            self._make_room(request, self._new_blocks(request, num_tokens) if num_tokens else 1, plan)
+            if request.status is not Status.RUNNING:
+                return
+            if num_tokens:
+                self._schedule_running(request, num_tokens, plan)
+            else:
+                plan.num_new_blocks += 1
+                self._grow(request)
+
+    def _grow(self, member: Request) -> None:
+        if self.config.enable_prefix_caching:
+            self.kv.allocate(member, 1)
+        else:
+            self.kv.take(1)
+
+    def _publish_decoded(self) -> None:
+        """Blocks of decodes that are full of known tokens after this step become hits."""
+        batch = self._batch
+        if self.config.async_scheduling:
+            for request in sorted(batch.at_context(0), key=_seat):
+                self.kv.publish(request, batch.context(request))
+            if batch.tick != self._num_updated_ticks:
+                return
+        for request in sorted(batch.at_context(self.config.block_size - 1), key=_seat):
+            if not state_of(request).num_placeholders:
+                self.kv.publish(request, batch.context(request) + 1)
+
+    def _unfold(self) -> None:
+        for request in list(self._batch):
+            self._leave_batch(request)
+
+    # ------------------------------------------------------------------ the step
+
+    def _finish_plan(self, plan: Plan) -> V1Step:
+        batch, num_decode = self._batch, len(self._batch)
+        if plan.preempted:
+            plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
+        if not num_decode:
+            return super()._finish_plan(plan)
+        sums = batch.context_sum, batch.context_sum_sq, batch.context_max
+        batch.advance()
+        if plan.rows:
+            step = super()._finish_plan(plan)
+        else:
+            self._count_executed(plan)
+            step = self._describe(plan, [], StepShape())
+        shape = step.shape
+        step.shape = StepShape(
+            num_decode, *sums, shape.prefills, num_decode + shape.num_sampled, 0, 0, shape.num_new_requests
+        )
+        step.tick = batch.tick
+        self._last_step = step
+        return step
+
+    def _decoders(self, lane: int) -> Iterable[Request]:
+        return self._others  # only in a walked step do decodes have rows, and then the batch is empty
+
+    def _live_tokens(self) -> int:
+        return self._batch.context_sum + sum(r.num_computed_tokens for r in self._others)
+
+    # ------------------------------------------------------------------ results
+
+    def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
+        tick = step.tick
+        if not tick:
+            return
+        self._num_updated_ticks = tick
+        due = self._ending.pop(tick, None) or self._batch.due(tick)
+        finished.extend(r for r in due if r.due_tick == tick)
+        leaving = self._departures.pop(tick, ())
+        departed.extend(r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens)
+        for ended in (finished, departed):
+            if len(ended) > 1:
+                ended.sort(key=_seat)
+
+    def _num_received(self, member: Request) -> int:
+        """Outputs of a member whose results are in."""
+        return member.num_output_tokens + max(0, self._num_updated_ticks - member.joined_tick)
+
+    # ------------------------------------------------------------------ for drivers, logs and tests
+
+    def batch(self, step: Step) -> list[tuple[Request, int]]:
+        rows = dict(super().batch(step))
+        return [(r, rows.get(r, 1)) for r in self._running if r in rows or r in self._batch]
+
+    def check_integrity(self) -> None:
+        for request in self._batch:
+            held = blocks_for(self._batch.context(request), self.config.block_size)
+            if not self.config.enable_prefix_caching:
+                request.num_blocks = held
+            elif request.num_blocks != held:
+                raise InvariantError(f"{request} holds {request.num_blocks} blocks for {held} blocks of tokens")
+        super().check_integrity()
+
+
+def is_covered(config: V1Config) -> bool:
+    """Whether the fast planner has a form for these options."""
+    return config.policy == "fcfs" and config.pipeline_parallel_size == 1 and not config.num_speculative_tokens
+
+
+def planner_for(config: V1Config) -> VllmV1Reference:
+    """The fastest planner that covers the options."""
+    return VllmV1(config) if is_covered(config) else VllmV1Reference(config)
+
+
+def _seat(request: Request) -> int:
+    return state_of(request).seat

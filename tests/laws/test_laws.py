@@ -1,0 +1,441 @@
+"""Laws that hold for every policy, KV pool and traffic, whatever the policy decides.
+
+A newly registered policy is run through all of them with its default options; a line in VARIANTS gives it
+tight ones.
+"""
+
+import functools
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from sim.clients import Clients
+from sim.clock import NS_PER_MS, Clock
+from sim.core import EngineCore
+from sim.cost.linear import Linear, LinearOptions
+from sim.engine import Engine
+from sim.policies.base import POLICIES, EngineLimits, Policy
+from sim.record import Recorder, Tables
+from sim.request import NEVER, Outcome
+from sim.workload.base import ClientPool, Traffic
+
+NUM_SLOTS = 4
+TOKEN_BUDGET = 32
+VARIANTS = {
+    "static": {
+        "padded": {"max_batch_size": NUM_SLOTS},
+        "early exit": {"max_batch_size": NUM_SLOTS, "compute": "early_exit"},
+        "streaming": {"max_batch_size": NUM_SLOTS, "release": "streaming"},
+        "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
+        "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
+        "no batching": {"max_batch_size": 1},
+    },
+    "orca": {
+        "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
+        "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
+    },
+    "vllm-v1": {
+        "async": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
+        "sync": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "async_scheduling": False},
+        "0.11, no prefix caching": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "vllm_version": "0.11.2",
+            "enable_prefix_caching": False,
+        },
+    },
+}
+"""Policy -> name -> options."""
+CASES = [(policy, variant) for policy in POLICIES for variant in VARIANTS.get(policy, {"defaults": {}})]
+SLOT_OPTIONS = ("max_batch_size", "max_num_seqs")
+
+MAX_MODEL_LEN = 40
+BLOCK_SIZE = 4
+POOLS = {"ample": 1000, "tight": 14}
+"""Blocks. The longest request takes 10 of the tight pool, so that pairs of them do not fit."""
+COST = LinearOptions(
+    kind="linear",
+    base_ms=1.0,
+    per_decode_us=50.0,
+    per_prefill_token_us=100.0,
+    per_context_token_ns=300.0,
+    per_prefill_pair_ns=200.0,
+    host_us=20.0,
+)
+
+
+def columns(num_requests, seed=0, **given):
+    """Traffic of one class; what is not given has harmless values."""
+    rng = np.random.default_rng(seed)
+    nobody = np.full(num_requests, NEVER, dtype=np.int64)
+    output_tokens = given.get("output_tokens", rng.integers(1, 13, num_requests))
+    traffic = Traffic(
+        class_names=("all",),
+        pools=(ClientPool(),),
+        class_index=np.zeros(num_requests, dtype=np.int64),
+        arrival_ns=np.zeros(num_requests, dtype=np.int64),
+        think_ns=np.zeros(num_requests, dtype=np.int64),
+        prompt_tokens=rng.integers(1, 26, num_requests),
+        output_tokens=output_tokens,
+        max_tokens=output_tokens,
+        priority=rng.integers(0, 3, num_requests),
+        cancel_after_ns=nobody,
+        cancel_after_tokens=nobody,
+        leaves_at_deadline=np.zeros(num_requests, dtype=np.bool_),
+    )
+    return replace(traffic, **given)
+
+
+NUM_REQUESTS = 61
+"""No multiple of any batch, so that the last one is not full."""
+AFTER_THINKING = {
+    "arrival_ns": np.full(NUM_REQUESTS, NEVER, dtype=np.int64),
+    "think_ns": np.random.default_rng(3).integers(0, 9 * NS_PER_MS, NUM_REQUESTS),
+    "pools": (ClientPool(num_clients=6),),
+}
+
+
+def poisson(rate_per_ms=0.15, seed=1):
+    gaps_ns = np.random.default_rng(seed).exponential(NS_PER_MS / rate_per_ms, NUM_REQUESTS)
+    return np.cumsum(gaps_ns).astype(np.int64)
+
+
+def some(values, seed):
+    """A value for about every second request, NEVER for the others."""
+    return np.where(np.random.default_rng(seed).random(NUM_REQUESTS) < 0.5, values, NEVER)
+
+
+def patience_ns(seed=2):
+    return some(np.random.default_rng(seed).integers(0, 40 * NS_PER_MS, NUM_REQUESTS), seed)
+
+
+def traffic_of(**given):
+    return columns(NUM_REQUESTS, **given)
+
+
+TRAFFIC = {
+    "poisson": traffic_of(arrival_ns=poisson()),
+    "all at 0": traffic_of(),
+    "closed loop": traffic_of(**AFTER_THINKING),
+    "few connections": traffic_of(
+        arrival_ns=poisson(), cancel_after_ns=patience_ns(), pools=(ClientPool(max_connections=3),)
+    ),
+    "leaves after a time": traffic_of(arrival_ns=poisson(), cancel_after_ns=patience_ns()),
+    "leaves at a deadline": traffic_of(
+        arrival_ns=poisson(), cancel_after_ns=patience_ns(), leaves_at_deadline=np.ones(NUM_REQUESTS, dtype=np.bool_)
+    ),
+    "leaves after tokens": traffic_of(
+        arrival_ns=poisson(), cancel_after_tokens=some(np.arange(NUM_REQUESTS) % 5 + 1, seed=4)
+    ),
+    "stops early": traffic_of(arrival_ns=poisson(), max_tokens=np.full(NUM_REQUESTS, 15, dtype=np.int64)),
+    "some never fit": traffic_of(
+        prompt_tokens=np.random.default_rng(5).integers(20, 60, NUM_REQUESTS), **AFTER_THINKING
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    policy: Policy
+    options: dict[str, object]
+    traffic: Traffic
+    tables: Tables
+
+    def outcomes(self):
+        return Counter(Outcome(value) for value in self.tables.requests["outcome"])
+
+
+def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None):
+    cls = POLICIES.load(name)
+    limits = EngineLimits(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, num_gpu_blocks=num_gpu_blocks)
+    policy = cls.build(cls.Options(policy=name, **options), limits)
+    clock, recorder = Clock(), Recorder()
+    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts)
+    clients = Clients(clock, engine, recorder, traffic)
+    clients.start()
+    clock.run(until_ns)
+    clients.stop()
+    return Run(policy, options, traffic, recorder.tables())
+
+
+def options_of(case):
+    return VARIANTS.get(case[0], {}).get(case[1], {})
+
+
+@functools.cache
+def run_of(case, pool, traffic, aborts=True):
+    return simulate(case[0], options_of(case), POOLS[pool], TRAFFIC[traffic], aborts=aborts)
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=[": ".join(case) for case in CASES])
+every_pool = pytest.mark.parametrize("pool", POOLS)
+every_traffic = pytest.mark.parametrize("traffic", TRAFFIC)
+abort_or_not = pytest.mark.parametrize("aborts", [True, False], ids=["aborts", "computes on"])
+
+
+def everywhere(test):
+    return every_case(every_pool(every_traffic(test)))
+
+
+def token_times(tables, request):
+    """When each token of a request existed, in order of its segments."""
+    iterations, segments = tables.iterations, tables.segments
+    tick_end_ns = [iterations["end_ns"][(iterations["lane"] == i) & (iterations["num_decode"] > 0)] for i in range(4)]
+    times = []
+    for i in np.flatnonzero(segments["request"] == request):
+        if segments["iteration"][i] != NEVER:
+            times.append(int(iterations["end_ns"][segments["iteration"][i]]))
+        if segments["num_ticks"][i]:
+            first = segments["first_tick"][i]
+            times.extend(tick_end_ns[segments["lane"][i]][first : first + segments["num_ticks"][i]].tolist())
+    return times
+
+
+@everywhere
+def test_requests_are_conserved(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    assert run.tables.requests["request"].tolist() == list(range(len(run.traffic)))
+    assert run.outcomes()[Outcome.UNFINISHED] == 0
+
+
+@every_case
+def test_a_run_that_is_cut_counts_who_was_in_the_system(case):
+    traffic = TRAFFIC["poisson"]
+    until_ns = int(traffic.arrival_ns[30])
+    run = simulate(case[0], options_of(case), POOLS["tight"], traffic, until_ns=until_ns)
+    requests = run.tables.requests
+    assert requests["request"].tolist() == list(range(31))
+    assert run.outcomes()[Outcome.UNFINISHED] >= run.policy.num_unfinished > 0
+    assert (requests["released_ns"][requests["outcome"] == Outcome.UNFINISHED] == NEVER).all()
+
+
+@everywhere
+def test_kv_is_free_after_the_last_request(case, pool, traffic):
+    policy = run_of(case, pool, traffic).policy
+    policy.check_integrity()
+    assert (policy.free_blocks, policy.num_unfinished, policy.num_waiting) == (policy.usable_blocks, 0, 0)
+    assert (policy.running(), policy.waiting()) == ([], [])
+
+
+@everywhere
+def test_clock_is_monotone_and_the_device_does_one_thing_at_a_time(case, pool, traffic):
+    iterations = run_of(case, pool, traffic).tables.iterations
+    assert (iterations["start_ns"] < iterations["end_ns"]).all()
+    assert (iterations["start_ns"][1:] >= iterations["end_ns"][:-1]).all()
+
+
+@everywhere
+def test_causes_come_before_effects(case, pool, traffic):
+    tables = run_of(case, pool, traffic).tables
+    requests, iterations = tables.requests, tables.iterations
+    marks = ["arrival_ns", "queued_ns", "admitted_ns", "first_token_ns", "finished_ns"]
+    for earlier, later in itertools.pairwise(marks):
+        happened = requests[later] != NEVER
+        assert (requests[earlier][happened] != NEVER).all()
+        assert (requests[earlier][happened] <= requests[later][happened]).all()
+    ended = (requests["finished_ns"] != NEVER) & (requests["outcome"] == Outcome.FINISHED)
+    assert (requests["finished_ns"][ended] <= requests["released_ns"][ended]).all()
+    assert (requests["admitted_ns"] < requests["first_token_ns"])[requests["first_token_ns"] != NEVER].all()
+    for mark, edge in [("admitted", "start_ns"), ("first_token", "end_ns"), ("finished", "end_ns")]:
+        happened = requests[f"{mark}_iteration"] != NEVER
+        assert np.array_equal(happened, requests[f"{mark}_ns"] != NEVER)
+        at = requests[f"{mark}_iteration"][happened]
+        assert np.array_equal(iterations[edge][at], requests[f"{mark}_ns"][happened])
+
+
+@everywhere
+def test_limits_are_never_exceeded(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    iterations = run.tables.iterations
+    num_slots = next((run.options[name] for name in SLOT_OPTIONS if name in run.options), 10**9)
+    budget = run.options.get("max_num_batched_tokens", 10**9)
+    assert iterations["num_running"].max() <= num_slots
+    assert (iterations["num_decode"] + iterations["prefill_tokens"]).max() <= budget
+    assert (iterations["num_decode"] + iterations["num_prefills"] <= iterations["num_running"]).all()
+    assert iterations["used_blocks"].max() <= run.policy.usable_blocks
+    assert (iterations["live_tokens"] <= iterations["used_blocks"] * BLOCK_SIZE).all()
+    assert (iterations["num_new_blocks"] <= iterations["used_blocks"]).all()
+    assert (iterations["num_padding_tokens"] < iterations["num_decode"] + iterations["prefill_tokens"]).all()
+    for name, values in iterations.items():
+        assert values.min() >= 0, name
+
+
+@everywhere
+def test_tokens_of_a_request_come_one_after_the_other(case, pool, traffic):
+    tables = run_of(case, pool, traffic).tables
+    requests = tables.requests
+    for i, request in enumerate(requests["request"]):
+        times = token_times(tables, request)
+        assert times == sorted(set(times))
+        assert (times[0] if times else NEVER) == requests["first_token_ns"][i]
+        if requests["finished_ns"][i] != NEVER:
+            assert times[-1] == requests["finished_ns"][i]
+        if requests["outcome"][i] == Outcome.FINISHED:
+            assert len(times) == requests["output_tokens"][i]
+        else:
+            assert len(times) >= requests["output_tokens"][i]
+
+
+@everywhere
+@abort_or_not
+def test_answers_have_the_length_that_their_client_asked_for(case, pool, traffic, aborts):
+    run = run_of(case, pool, traffic, aborts)
+    requests = run.tables.requests
+    asked = np.minimum(run.traffic.output_tokens, run.traffic.max_tokens)
+    asked = np.minimum(asked, MAX_MODEL_LEN - run.traffic.prompt_tokens)
+    finished = requests["outcome"] == Outcome.FINISHED
+    assert np.array_equal(requests["output_tokens"][finished], asked[finished])
+    assert (requests["output_tokens"][~finished] <= np.maximum(asked, 0)[~finished]).all()
+    if not run.policy.streams_answers:
+        assert (requests["output_tokens"][~finished] == 0).all()
+    leavers = (run.traffic.cancel_after_tokens != NEVER) & (requests["outcome"] == Outcome.CANCELLED)
+    assert np.array_equal(requests["output_tokens"][leavers], run.traffic.cancel_after_tokens[leavers])
+
+
+@everywhere
+def test_every_token_is_computed_once_and_again_only_after_a_preemption(case, pool, traffic):
+    tables = run_of(case, pool, traffic).tables
+    requests, chunks, segments = tables.requests, tables.chunks, tables.segments
+    size = len(requests["request"])
+    computed = np.bincount(chunks["request"], chunks["num_tokens"], size)
+    computed += np.bincount(segments["request"], segments["num_ticks"], size)
+    needed = requests["prompt_tokens"] + requests["output_tokens"] - 1
+    finished = requests["outcome"] == Outcome.FINISHED
+    assert (computed >= needed - requests["cached_prompt_tokens"])[finished & (requests["num_preemptions"] == 0)].all()
+    assert (computed <= needed + requests["recomputed_tokens"])[finished].all()
+
+
+@everywhere
+def test_each_decode_row_is_somebodys_token_or_padding(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    iterations, segments = run.tables.iterations, run.tables.segments
+    for lane in np.unique(iterations["lane"]):
+        ticks = (iterations["lane"] == lane) & (iterations["num_decode"] > 0)
+        here = (segments["lane"] == lane) & (segments["num_ticks"] > 0)
+        first, num_ticks = segments["first_tick"][here], segments["num_ticks"][here]
+        size = int(ticks.sum()) + 1
+        joining = np.bincount(first, minlength=size) - np.bincount(first + num_ticks, minlength=size)
+        num_streams = np.cumsum(joining)[:-1]
+        rows = (iterations["num_decode"] - iterations["num_padding_tokens"])[ticks]
+        # A row in flight for somebody who has left meanwhile, or whose answer had ended, is nobody's.
+        assert (num_streams <= rows).all()
+        if traffic in ("poisson", "all at 0", "closed loop"):
+            assert np.array_equal(num_streams, rows)
+
+
+@everywhere
+def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    if not run.policy.follows_arrival_order:
+        pytest.skip("this policy has an order of its own")
+    requests = run.tables.requests
+    admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
+    by_queue = admitted[np.lexsort((admitted, requests["queued_ns"][admitted]))]
+    order = requests["admitted_iteration"][by_queue]
+    assert (order[:-1] <= order[1:]).all()
+
+
+def answered_ns(run):
+    """When each client had its whole answer, was refused or left."""
+    requests = run.tables.requests
+    ends = requests["finished_ns" if run.policy.streams_answers else "released_ns"]
+    ends = np.where(requests["outcome"] == Outcome.REJECTED, requests["queued_ns"], ends)
+    return np.where(requests["cancelled_ns"] != NEVER, requests["cancelled_ns"], ends)
+
+
+@every_case
+@every_pool
+def test_closed_loop_clients_send_when_they_have_thought_about_an_answer(case, pool):
+    run = run_of(case, pool, "closed loop")
+    num_clients = run.traffic.pools[0].num_clients
+    started_thinking_ns = np.sort(run.tables.requests["arrival_ns"] - run.traffic.think_ns)
+    assert (started_thinking_ns[:num_clients] == 0).all()
+    assert np.array_equal(started_thinking_ns[num_clients:], np.sort(answered_ns(run))[:-num_clients])
+
+
+@every_case
+@every_pool
+def test_connections_are_held_from_the_engine_queue_to_the_answer(case, pool):
+    run = run_of(case, pool, "few connections")
+    queued_ns, ends_ns = run.tables.requests["queued_ns"], answered_ns(run)
+    was_sent = queued_ns != NEVER
+    events = [(time, +1) for time in queued_ns[was_sent]] + [(time, -1) for time in ends_ns[was_sent]]
+    num_connected = np.cumsum([change for _, change in sorted(events)])
+    assert num_connected.max() == run.traffic.pools[0].max_connections
+
+
+@every_case
+@every_pool
+@every_traffic
+def test_same_traffic_gives_the_same_bytes(case, pool, traffic):
+    first = run_of(case, pool, traffic).tables
+    second = simulate(case[0], options_of(case), POOLS[pool], TRAFFIC[traffic]).tables
+    for name in ("iterations", "chunks", "requests", "segments"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert {column: values.tobytes() for column, values in one.items()} == {
+            column: values.tobytes() for column, values in other.items()
+        }
+
+
+CHEAPER = [
+    {"base_ms": 0.5},
+    {"per_decode_us": 0.0},
+    {"per_prefill_token_us": 20.0},
+    {"per_context_token_ns": 0.0, "per_prefill_pair_ns": 0.0},
+    {"host_us": 0.0},
+]
+
+
+def makespan_ns(run):
+    return int(run.tables.iterations["end_ns"][-1])
+
+
+@every_case
+@every_pool
+@pytest.mark.parametrize("cheaper", CHEAPER, ids=[" ".join(cheaper) for cheaper in CHEAPER])
+def test_cheaper_steps_never_finish_later(case, pool, cheaper):
+    # At most the first plan reads the clock: everybody has arrived, and a batch that is full waits for nobody.
+    run = run_of(case, pool, "all at 0")
+    cost = COST.model_copy(update=cheaper)
+    faster = simulate(case[0], options_of(case), POOLS[pool], TRAFFIC["all at 0"], cost=cost)
+    assert makespan_ns(faster) < makespan_ns(run)
+
+
+SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values()]
+
+
+@pytest.mark.parametrize("num_batches", [1, 5])
+def test_static_and_continuous_are_equal_when_all_requests_are(num_batches):
+    num_requests, prompt_tokens = NUM_SLOTS * num_batches, TOKEN_BUDGET // NUM_SLOTS
+    traffic = columns(
+        num_requests,
+        prompt_tokens=np.full(num_requests, prompt_tokens, dtype=np.int64),
+        output_tokens=np.full(num_requests, 6, dtype=np.int64),
+    )
+    cost = COST.model_copy(update={"host_us": 0.0})  # which an engine that plans ahead would hide
+    makespans = {c: makespan_ns(simulate(c[0], options_of(c), 1000, traffic, cost=cost)) for c in SAME_SLOTS}
+    assert len({policy for policy, _ in makespans}) >= 3
+    assert set(makespans.values()) == {makespans["orca", "prompt + max_tokens"]}
+
+
+def test_traffic_and_pools_make_everything_happen():
+    """The laws above are about something: each kind of event occurs in the runs that they read."""
+    seen = Counter()
+    for case in CASES:
+        for traffic in TRAFFIC:
+            run = run_of(case, "tight", traffic)
+            seen.update(run.outcomes())
+            seen["preempted"] += run.tables.requests["num_preemptions"].sum()
+            seen["padding"] += run.tables.iterations["num_padding_tokens"].sum()
+            seen["chunked"] += (run.tables.chunks["context"] > 0).sum()
+            seen.update(f"blocked by {value}" for value in run.tables.iterations["blocked_by"])
+            seen["left in batch"] += (run.tables.requests["finished_ns"] != NEVER)[
+                run.tables.requests["outcome"] == Outcome.CANCELLED
+            ].sum()
+    expected = [outcome for outcome in Outcome if outcome is not Outcome.UNFINISHED]
+    expected += ["preempted", "padding", "chunked", "left in batch"]
+    expected += [f"blocked by {value}" for value in range(5)]
+    assert [event for event in expected if not seen[event]] == []
