@@ -1,8 +1,6 @@
 """`python -m sim` is `servesim`."""
 
-import sys
-
-from sim.cli import main
+from sim.cli import end
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end()

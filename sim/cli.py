@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -68,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         return _bug(error)
+
+
+def end() -> NoReturn:
+    """Run the command line of this process and leave with its exit code."""
+    sys.exit(main())
 
 
 @app.callback(invoke_without_command=True)

@@ -51,7 +51,10 @@ class _Loss(NamedTuple):
 
 
 def verdict(summaries: Mapping[str, Summary]) -> str:
-    """The sentence for two or more runs, by name."""
+    """The sentence for two or more runs, by name.
+
+    It gives a reason for the first run's loss, or for the largest loss if the first is among the best.
+    """
     for yardstick in YARDSTICKS:
         values = {name: yardstick.value(summary) or 0.0 for name, summary in summaries.items()}
         if max(values.values()) <= min(values.values()) * (1 + TIE):
@@ -62,7 +65,9 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
         beaten = [name for name in ranked if name not in level]
         lead = f"{level[0]} wins" + (f" (level with {', '.join(level[1:])})" if level[1:] else "")
         margins = _margins(yardstick, {name: factors[name] for name in beaten})
-        return f"{lead}: {margins}, because {beaten[-1]} {_reason(summaries[beaten[-1]], summaries[level[0]])}."
+        first = next(iter(summaries))
+        loser = first if first in beaten else beaten[-1]
+        return f"{lead}: {margins}, because {loser} {_reason(summaries[loser], summaries[level[0]])}."
     return f"Nobody wins: goodput, output and latency differ by less than {TIE:.0%}."
 
 
@@ -90,7 +95,7 @@ def _factor(value: float, best: float) -> float:
 
 
 def _reason(loser: Summary, winner: Summary) -> str:
-    """What the loser lost most by, beyond the winner; else that few ran, that requests queued, or its limit."""
+    """What the loser lost most by, beyond the winner; else that few ran, stalls, queueing, or what limits it."""
     excess = {loss: loss.share(loser) - loss.share(winner) for loss in _LOSSES}
     loss = max(_LOSSES, key=lambda loss: excess[loss])
     if excess[loss] >= _WORTH_NAMING:
@@ -101,6 +106,9 @@ def _reason(loser: Summary, winner: Summary) -> str:
     if running < 0.9 * best:
         few = f"had {running:.3g} requests running on average against {best:.3g}"
         return f"{few}, and kept requests queued for {queue_share:.0%} of their latency" if queued else few
+    stall_ms, shortest_ms = _longest_stall_ms(loser), _longest_stall_ms(winner)
+    if stall_ms > 2 * shortest_ms:
+        return f"let running answers stall for up to {stall_ms:,.0f} ms, against {shortest_ms:,.0f} ms"
     if queued:
         return f"kept requests queued for {queue_share:.0%} of their latency"
     return f"is limited by {loser['limits']['verdict']}"
@@ -108,6 +116,10 @@ def _reason(loser: Summary, winner: Summary) -> str:
 
 def _num_running(summary: Summary) -> float:
     return float(summary["iterations"]["mean_num_running"] or 0.0)
+
+
+def _longest_stall_ms(summary: Summary) -> float:
+    return float(summary["metrics"]["itl_ms"]["max"] or 0.0)
 
 
 def _queue_share(summary: Summary) -> float:

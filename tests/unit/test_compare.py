@@ -95,10 +95,21 @@ def test_variants_get_plain_folder_names():
 
 def summary(**changes: object) -> dict:
     values = {"tokens": 100.0, "good": None, "e2e": 1000.0, "queue": 0.0, "running": 8.0, "busy": 1.0, "padding": 0.0}
-    values |= {"finished_slots": 0.0, "kv": 0.0, "admission": 0.0, "unused": 0.0, "recomputed": 0} | changes
+    values |= {
+        "finished_slots": 0.0,
+        "kv": 0.0,
+        "admission": 0.0,
+        "unused": 0.0,
+        "recomputed": 0,
+        "stall": 9.0,
+    } | changes
     return {
         "throughput": {"goodput_requests_per_s": values["good"], "output_tokens_per_s": values["tokens"]},
-        "metrics": {"e2e_ms": {"mean": values["e2e"]}, "queue_ms": {"mean": values["queue"]}},
+        "metrics": {
+            "e2e_ms": {"mean": values["e2e"]},
+            "queue_ms": {"mean": values["queue"]},
+            "itl_ms": {"max": values["stall"]},
+        },
         "iterations": {
             "mean_num_running": values["running"],
             "busy_share": values["busy"],
@@ -130,6 +141,7 @@ def summary(**changes: object) -> dict:
             {"running": 4.0, "queue": 500.0},
             "had 4 requests running on average against 8, and kept requests queued for 50% of their latency",
         ),
+        ({"queue": 500.0, "stall": 900.0}, "let running answers stall for up to 900 ms, against 9 ms"),
         ({"queue": 500.0}, "kept requests queued for 50% of their latency"),
         ({}, "is limited by compute: ..."),
     ],
