@@ -124,9 +124,9 @@ def lay_over(base: Any, overlay: Any, place: str) -> Any:
         return _lay_over_list(base, overlay, place)
     if not (isinstance(base, dict) and isinstance(overlay, dict)):
         return overlay
-    if "kind" in overlay:
+    if "kind" in overlay and "kind" in base:
         base = {}
-    elif "policy" in overlay:
+    elif "policy" in overlay and "policy" in base:
         base = {key: value for key, value in base.items() if key in KEPT_BY_ANOTHER_POLICY}
     taken_back = {key for key, value in overlay.items() if value is None}
     taken_back |= {_EITHER[key] for key in overlay if key in _EITHER and _EITHER[key] not in overlay}

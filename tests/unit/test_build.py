@@ -1,6 +1,8 @@
 """From scenario to run: limits that need the model, the GPU or the drawn traffic, and what is written down."""
 
 import copy
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,79 @@ def test_the_public_api_runs_files_and_data(tmp_path: Path):
         == sim.run(str(path)).summary()["metrics"]
         == sim.run(BASE).summary()["metrics"]
     )
+
+
+RICH = {
+    "name": "rich",
+    "seed": 3,
+    "model": "llama-3.1-8b",
+    "hardware": {"gpu": "h100-sxm", "tensor_parallel": 1},
+    "engine": {"policy": "vllm-v1", "max_num_seqs": 8, "max_model_len": 4096, "block_size": 16, "num_gpu_blocks": 900},
+    "cost": {"kind": "constant", "step_ms": 5.0},
+    "traffic": [
+        {
+            "name": "chat",
+            "arrivals": {"kind": "gamma", "rate_per_s": 20, "cv": 2.0},
+            "prompt_tokens": {"kind": "lognormal", "mean": 200, "cv": 1.0, "max": 2000},
+            "output_tokens": {"kind": "empirical", "values": [5, 10], "weights": [1, 2]},
+            "max_tokens": 100,
+            "priority": 1,
+            "cancel": {
+                "kind": "after_time",
+                "probability": 0.5,
+                "after_s": {"kind": "uniform", "low_s": 0, "high_s": 1},
+            },
+            "slo": {"p99_ttft_ms": 100.0},
+        },
+        {
+            "name": "loop",
+            "arrivals": {"kind": "closed_loop", "num_clients": 2, "think_time_s": 0.5},
+            "lengths": {"table": "azure-code"},
+            "num_requests": 5,
+            "max_connections": 1,
+        },
+        {
+            "name": "ramp",
+            "arrivals": {"kind": "stages", "stages": [{"duration_s": 1.0, "rate_per_s": 5.0}]},
+            "prompt_tokens": 10,
+            "output_tokens": 3,
+        },
+    ],
+    "run": {"num_requests": 40, "duration_s": 5.0, "warmup_s": 0.5, "oversized": "reject"},
+    "slo": {"p99_itl_ms": 50},
+    "compare": {"other": {"engine": {"policy": "orca"}}},
+}
+WRONG = (None, True, -1, 0, 10**30, 0.5, math.nan, math.inf, "", "x", [], [1], [[]], {}, {"kind": "x"}, {"name": 3})
+
+
+def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
+    """Every place in nested data, the innermost last."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from paths(inner, (*path, key))
+
+
+def complaint(data: dict) -> str:
+    """What is said about a scenario before it runs; nothing if it may run."""
+    try:
+        scenario = parse_scenario(data, place="x.yaml")
+        replica(scenario)
+        draw(scenario)
+    except sim.UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("path", list(paths(RICH)), ids=lambda path: ".".join(map(str, path)))
+def test_whatever_is_wrong_is_a_users_error(path: tuple):
+    for value in WRONG:
+        data = copy.deepcopy(RICH)
+        here = data
+        for key in path[:-1]:
+            here = here[key]
+        here[path[-1]] = value
+        assert all(line.startswith("x.yaml: ") for line in complaint(data).splitlines())
+
+
+def test_the_scenario_of_that_test_is_right():
+    assert complaint(RICH) == ""

@@ -126,6 +126,7 @@ BASE = {
         ),
         ({"traffic": [{"name": "other"}]}, {"traffic": [{"name": "other"}]}),
         ({"run": {"num_requests": 5}}, {"run": {"num_requests": 5}}),
+        ({"kind": "x", "policy": "y"}, {"kind": "x", "policy": "y"}),
     ],
 )
 def test_overlays(overlay: dict, changed: dict):
