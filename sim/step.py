@@ -136,6 +136,22 @@ class Finished(NamedTuple):
     departed: list[Request]
 
 
+class SteadyRun(NamedTuple):
+    """Steps in a row in which the same requests decode and nothing else happens to anybody."""
+
+    shape: StepShape
+    """Of the first step; in each further one every context is a token longer."""
+    num_new_blocks: NDArray[np.int64]
+    """Blocks taken in each step; its length is the number of steps."""
+    num_running: int
+    num_waiting: int
+    blocked_by: BlockedBy
+    used_blocks: int
+    """Before the first step."""
+    live_tokens: int
+    """Before the first step."""
+
+
 class StepArrays(NamedTuple):
     """The shapes of many iterations as columns, for vectorised pricing and breakdowns.
 
