@@ -159,3 +159,9 @@ def test_goodput_decides_before_output_and_output_before_latency():
         "a wins (level with c): its mean end-to-end latency is 2 times shorter than that of b, "
         "because b is limited by compute: ...."
     )
+
+
+def test_two_percent_are_a_tie_and_five_are_not():
+    assert verdict({"a": summary(tokens=101.0), "b": summary()}).startswith("Nobody wins")
+    close = verdict({"a": summary(tokens=105.0), "b": summary()})
+    assert close.startswith("a wins: its output tokens per second are 1.05 times those of b, because b ")
