@@ -59,12 +59,17 @@ def examine(path: Path) -> Outcome:
         path=path,
         result=result,
         seconds=time.perf_counter() - start_s,
-        engine="" if golden is None else f"{golden.scenario.get('engine', '')} {golden.scenario.get('version', '')}",
+        engine="" if golden is None else _engine_and_version(golden),
         num_steps=0 if golden is None else len(golden.lines),
         note=note,
         mismatch=mismatch,
         error=error,
     )
+
+
+def _engine_and_version(golden: Golden) -> str:
+    engine, version = (str(golden.scenario.get(key, "?")) for key in ("engine", "version"))
+    return version if version.startswith(engine) else f"{engine} {version}"
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
