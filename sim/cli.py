@@ -193,7 +193,7 @@ def policies(as_json: AsJson = False) -> None:
 def conformance(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="goldens: an input, its log, or folders of them", show_default=False),
+        typer.Argument(metavar="PATH", help="goldens: an input, its log, or folders of them", show_default=False),
     ],
 ) -> None:
     """Replay step logs of real engines and compare every field of every step."""

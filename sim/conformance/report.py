@@ -81,9 +81,10 @@ def _difference(mismatch: Mismatch) -> str:
 
 def _state(before: Line | None) -> str:
     if before is None:
-        return "before: the beginning; nothing runs, nothing waits"
-    parts = [f"{name} {_cut(_compact(before.get(name)))}" for name in ("running", "waiting", "free_blocks")]
-    return f"before (end of step {before.get('step')}): {', '.join(parts)}"
+        return "before it: nothing runs, nothing waits"
+    lines = [f"state before it (end of step {before.get('step')}):"]
+    names = ("scheduled", "running", "waiting", "free_blocks")
+    return "\n   ".join(lines + [f"{name} {_cut(_compact(before.get(name)))}" for name in names])
 
 
 def side_by_side(mismatch: Mismatch) -> Table:
