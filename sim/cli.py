@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -204,9 +205,10 @@ def conformance(
     width = report.name_width(goldens)
     typer.echo(report.heading(width))
     for path in goldens:
+        start_s = time.perf_counter()
         outcome = suite.examine(path)
         outcomes.append(outcome)
-        typer.echo(report.row(outcome, width))
+        typer.echo(report.row(outcome, time.perf_counter() - start_s, width))
         _show(report.details(outcome))
         if outcome.error is not None:
             _complain(f"error: {outcome.error}")

@@ -27,11 +27,11 @@ def heading(width: int) -> str:
     return _columns("scenario", "engine", "steps", "seconds", "result", width)
 
 
-def row(outcome: Outcome, width: int) -> str:
-    """One golden's line."""
+def row(outcome: Outcome, seconds: float, width: int) -> str:
+    """One golden's line; `seconds` is how long the caller waited for it."""
     result = str(outcome.result) + (f" ({outcome.note})" if outcome.note else "")
-    steps, seconds = str(outcome.num_steps), f"{outcome.seconds:.2f}"
-    return _columns(_name(outcome.path), outcome.engine, steps, seconds, result, width)
+    name, steps = _name(outcome.path), str(outcome.num_steps)
+    return _columns(name, outcome.engine, steps, f"{seconds:.2f}", result, width)
 
 
 def name_width(paths: Sequence[Path]) -> int:
@@ -70,12 +70,12 @@ def closing(outcomes: Sequence[Outcome]) -> str:
 
 
 def _difference(mismatch: Mismatch) -> str:
-    if mismatch.logged is None:
-        assert mismatch.replayed is not None
-        return f"the log ends, the replay goes on with step {mismatch.replayed['step']}"
-    if mismatch.replayed is None:
-        return f"the replay ends before step {mismatch.logged.get('step')} of the log"
-    place = f"step {mismatch.logged.get('step')}" if "step" in mismatch.replayed else "all steps agree, the header"
+    logged, replayed = mismatch.logged or {}, mismatch.replayed or {}
+    if not logged:
+        return f"the log ends, the replay goes on with step {replayed.get('step')}"
+    if not replayed:
+        return f"the replay ends before step {logged.get('step')} of the log"
+    place = f"step {logged.get('step')}" if "step" in replayed else "all steps agree, the header"
     return f"{place} differs in {', '.join(mismatch.fields)}"
 
 

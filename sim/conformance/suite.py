@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,8 +29,6 @@ class Outcome:
 
     path: Path
     result: Result
-    seconds: float
-    """Wall time of reading and replaying."""
     engine: str = ""
     """Engine and version, as far as the file could be read."""
     num_steps: int = 0
@@ -43,7 +40,6 @@ class Outcome:
 
 def examine(path: Path) -> Outcome:
     """Read one golden and replay it. What is wrong with the file is part of the outcome, not an exception."""
-    start_s = time.perf_counter()
     golden: Golden | None = None
     note, mismatch, error = "", None, None
     try:
@@ -58,7 +54,6 @@ def examine(path: Path) -> Outcome:
     return Outcome(
         path=path,
         result=result,
-        seconds=time.perf_counter() - start_s,
         engine="" if golden is None else _engine_and_version(golden),
         num_steps=0 if golden is None else len(golden.lines),
         note=note,
