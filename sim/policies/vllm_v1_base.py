@@ -148,7 +148,7 @@ class VllmV1Base(Policy):
         threshold = config.long_prefill_token_threshold
         if self.rules.threshold_spares_lone and num_requests <= 1:
             return 0
-        if config.long_prefill_token_threshold_adaptive and num_requests:
+        if threshold and config.long_prefill_token_threshold_adaptive and num_requests:
             threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 

@@ -72,10 +72,8 @@ class VllmV1Reference(VllmV1Base):
 
     def _pipeline_turn_is_ahead(self, request: Request) -> bool:
         """Async pipeline: a decode comes up again one round of the pipeline after its last one."""
-        config = self.config
-        if not config.async_scheduling or config.pipeline_parallel_size == 1:
-            return False
-        return self._num_calls - state_of(request).last_decode_call < config.pipeline_parallel_size
+        stagger = self.config.decode_stagger
+        return stagger > 1 and self._num_calls - state_of(request).last_decode_call < stagger
 
     def _tokens_wanted(self, request: Request, plan: Plan) -> int:
         state = state_of(request)
