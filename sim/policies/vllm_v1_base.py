@@ -197,7 +197,6 @@ class VllmV1Base(Policy):
         state.num_draft_tokens = state.num_placeholders = 0
         state.num_stale_tokens += state.num_in_flight_tokens
         state.num_in_flight_tokens = 0
-        state.is_mid_prefill = False
         state.epoch += 1
         self._requeue(victim)
 
