@@ -149,7 +149,7 @@ class VllmV1Base(Policy):
         threshold = config.long_prefill_token_threshold
         if self.rules.threshold_spares_lone and num_requests <= 1:
             return 0
-        if config.long_prefill_token_threshold_adaptive and num_requests:
+        if threshold and config.long_prefill_token_threshold_adaptive and num_requests:
             threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 
@@ -198,7 +198,6 @@ class VllmV1Base(Policy):
         state.num_draft_tokens = state.num_placeholders = 0
         state.num_stale_tokens += state.num_in_flight_tokens
         state.num_in_flight_tokens = 0
-        state.is_mid_prefill = False
         state.epoch += 1
         self._requeue(victim)
 

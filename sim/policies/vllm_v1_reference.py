@@ -72,10 +72,8 @@ class VllmV1Reference(VllmV1Base):
 
     def _pipeline_turn_is_ahead(self, request: Request) -> bool:
         """Async pipeline: a decode comes up again one round of the pipeline after its last one."""
-        config = self.config
-        if not config.async_scheduling or config.pipeline_parallel_size == 1:
-            return False
-        return self._num_calls - state_of(request).last_decode_call < config.pipeline_parallel_size
+        stagger = self.config.decode_stagger
+        return stagger > 1 and self._num_calls - state_of(request).last_decode_call < stagger
 
     def _tokens_wanted(self, request: Request, plan: Plan) -> int:
         state = state_of(request)
@@ -226,10 +224,10 @@ class VllmV1Reference(VllmV1Base):
         request.num_output_tokens = min(num_before + num_sampled, request.num_target_tokens)
         if not is_stale:
             if self.config.async_scheduling:
-                state.num_placeholders -= request.num_output_tokens - num_before
-            num_processed = request.num_computed_tokens - state.num_in_flight_tokens
-            # The newest token counts as not computed, even where a verification went beyond a stop token.
-            self.kv.publish(request, min(num_processed, request.num_tokens - 1))
+                state.num_placeholders -= num_sampled
+            # Tokens beyond the end are dropped; they were computed for nothing.
+            request.num_computed_tokens -= num_before + num_sampled - request.num_output_tokens
+            self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
         if request.num_output_tokens == request.num_target_tokens:
             finished.append(request)
         elif num_before < request.cancel_after_tokens <= request.num_output_tokens:
