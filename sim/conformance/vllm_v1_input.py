@@ -90,12 +90,6 @@ def read_config(golden: Golden) -> V1Config:
     renamed = {RENAMED.get(key, key): value for key, value in given.items()}
     own = {"policy": "vllm-v1", "vllm_version": version, "async_scheduling": mode == "async"}
     options = _validate(LoggedOptions, renamed | own, place)
-    if mode == "async" and options.pipeline_parallel_size > 1 and not options.use_v2_model_runner:
-        raise GoldenError(
-            f"{place}.pipeline_parallel_size",
-            f"is {options.pipeline_parallel_size} in mode 'async' without use_v2_model_runner",
-            valid="vLLM schedules a pipeline asynchronously with its second model runner only",
-        )
     return _resolve(golden, options)
 
 

@@ -68,17 +68,6 @@ def test_config_without_a_pool(tmp_path):
     assert found == "tiny.json: config.num_gpu_blocks: is missing."
 
 
-def test_async_pipeline_needs_the_second_model_runner(tmp_path):
-    found = changed(
-        tmp_path,
-        lambda scenario, _: (scenario.update(mode="async"), scenario["config"].update(pipeline_parallel_size=2)),
-    )
-    assert found == (
-        "tiny.json: config.pipeline_parallel_size: is 2 in mode 'async' without use_v2_model_runner;"
-        " vLLM schedules a pipeline asynchronously with its second model runner only."
-    )
-
-
 def test_options_that_a_version_did_not_have(tmp_path):
     found = changed(
         tmp_path, lambda scenario, _: (scenario.update(version="0.22.1"), scenario["config"].update(watermark=0.1))
