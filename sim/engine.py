@@ -15,7 +15,7 @@ from sim.device import Device
 from sim.errors import InvariantError
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
-from sim.step import SteadyRun, SteadyTimes
+from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes
 
 MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
@@ -125,8 +125,7 @@ class Engine:
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         while True:
-            if self._arrivals or self._cancels:
-                self._admit()
+            self._admit()
             wakeup = self._foresee() if self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
@@ -187,10 +186,15 @@ class Engine:
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""
         step, finished = self._core.complete()
-        _, start_ns, end_ns, host_ns = self._device.pop_oldest()
-        if step.is_empty:
+        launch = self._device.pop_oldest()
+        if launch.start_ns == launch.end_ns:
             return bool(step.preempted)
-        self._recorder.record(step, start_ns, end_ns, host_ns, finished)
+        self._recorder.record(step, launch.start_ns, launch.end_ns, launch.host_ns, finished)
+        if finished is not NOTHING_ENDED:
+            self._tell_clients(finished)
+        return True
+
+    def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:
             self.on_depart(request)
         for request in finished.finished if self._core.policy.streams_answers else finished.released:
@@ -198,7 +202,6 @@ class Engine:
                 self.on_answer(request)
         for request in finished.released:
             self.on_release(request)
-        return True
 
     def _rest(self) -> Generator[Event, None, None]:
         """Only empty steps are in flight. Plan again if one of them preempted, else sleep until something happens."""
@@ -223,9 +226,11 @@ class Engine:
             self._wakeup = None
 
     def _admit(self) -> None:
-        self._admit_cancels()
-        arrivals, self._arrivals = self._arrivals, []
-        self._core.admit((), arrivals)
+        if self._cancels:
+            self._admit_cancels()
+        if self._arrivals:
+            arrivals, self._arrivals = self._arrivals, []
+            self._core.admit((), arrivals)
 
     def _admit_cancels(self) -> None:
         cancels, self._cancels = self._cancels, []

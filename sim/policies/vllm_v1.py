@@ -66,7 +66,7 @@ class VllmV1(VllmV1Reference):
         super()._unseat(request)
 
     def _is_anything_decoding(self) -> bool:
-        return len(self._batch) > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
+        return self._batch.num_decode > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
 
     def _join_batch(self, request: Request, plan: Plan) -> None:
         """From now on the request decodes in every tick until it ends, is preempted or starves."""
@@ -164,8 +164,8 @@ class VllmV1(VllmV1Reference):
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
         batch, config = self._batch, self.config
-        budget = config.token_budget - len(batch)
-        if self._others or not len(batch) or budget < 0 or config.prefill_schedule_interval > 1:
+        budget = config.token_budget - batch.num_decode
+        if self._others or not batch.num_decode or budget < 0 or config.prefill_schedule_interval > 1:
             return None
         if len(batch.at_context(0)) > self.kv.free_blocks:
             return None
@@ -182,17 +182,16 @@ class VllmV1(VllmV1Reference):
         if self.config.enable_prefix_caching or head.policy_state.num_stale_tokens:
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
-        return certain and not self._fits(head, NO_HIT, 0)
+        return certain and not self._fits(head.num_tokens, NO_HIT, 0)
 
     def _decode_shape(self) -> StepShape:
-        batch, num_decode = self._batch, len(self._batch)
-        return StepShape(num_decode, batch.context_sum, batch.context_sum_sq, batch.context_max, num_sampled=num_decode)
+        num_decode = self._batch.num_decode
+        return StepShape(num_decode, *self._batch.context_sums(), (), num_decode)
 
     def _advance_members(self) -> None:
         """One step that does nothing but let the members decode; their blocks fit."""
         self._num_calls += 1
         self._num_executed += 1
-        self._has_backlog = len(self._waiting) > 0
         self._grow(self._batch.at_context(0))
         if self.config.enable_prefix_caching:
             self._publish_decoded()
@@ -201,24 +200,29 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the running requests
 
     def _plan_running(self, plan: Plan) -> None:
-        self._retire_foreseen_ends(plan)
+        if self.config.async_scheduling:
+            self._retire_foreseen_ends(plan)
         chunks = self._share_budget(self._join_ready(plan), plan)
         if chunks is None:
             self._unfold()
             super()._plan_running(plan)
             return
-        if len(self._batch.at_context(0)) + sum(self._new_blocks(*chunk) for chunk in chunks) <= self.kv.free_blocks:
-            self._place(chunks, plan)
+        growing = self._batch.at_context(0)
+        if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
+            self._grow(growing)
+            plan.num_new_blocks += len(growing)
+            for request, num_tokens in chunks:
+                self._schedule_running(request, num_tokens, plan)
         else:
             self._place_under_pressure(chunks, plan)
-        plan.budget -= len(self._batch)
+        plan.budget -= self._batch.num_decode
         if self.config.enable_prefix_caching:
             self._publish_decoded()
 
     def _retire_foreseen_ends(self, plan: Plan) -> None:
         """Async: whoever gets its last possible token from the tick in flight is not planned again."""
         tick = self._batch.tick
-        if not self.config.async_scheduling or tick == self._num_updated_ticks:
+        if tick == self._num_updated_ticks:
             return
         for request in self._batch.due(tick):
             if self._foresees_end(request):
@@ -238,11 +242,12 @@ class VllmV1(VllmV1Reference):
         """Whoever is past its prefill joins the batch. Returns those still in it, in running order."""
         chunking: list[Request] = []
         for request in list(self._others):
-            if request.policy_state.is_mid_prefill:
+            state: V1State = request.policy_state
+            if state.is_mid_prefill:
                 chunking.append(request)
             elif not self._misses_turn(request, plan) and self._tokens_wanted(request, plan) > 0:
                 self._join_batch(request, plan)
-        if not plan.gate_is_open:
+        if not chunking or not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
 
@@ -251,21 +256,15 @@ class VllmV1(VllmV1Reference):
 
         A lone prefill behind all decodes takes what they leave.
         """
-        budget = plan.budget - len(self._batch)
+        budget = plan.budget - self._batch.num_decode
+        if not chunking:
+            return [] if budget >= 0 else None
         chunks = [(request, self._tokens_wanted(request, plan)) for request in chunking]
         if sum(num_tokens for _, num_tokens in chunks) <= budget:
             return [chunk for chunk in chunks if chunk[1] > 0]
         if budget < 0 or len(chunks) > 1 or chunks[0][0] is not next(reversed(self._running)):
             return None
         return [(chunks[0][0], budget)] if budget else []
-
-    def _place(self, chunks: Chunks, plan: Plan) -> None:
-        """Everything fits: decodes that start a block get one, prefills get theirs."""
-        growing = self._batch.at_context(0)
-        plan.num_new_blocks += len(growing)
-        self._grow(growing)
-        for request, num_tokens in chunks:
-            self._schedule_running(request, num_tokens, plan)
 
     def _place_under_pressure(self, chunks: Chunks, plan: Plan) -> None:
         """Not everything fits: ask in running order, preempting from the tail.
@@ -314,7 +313,7 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the step
 
     def _finish_plan(self, plan: Plan) -> V1Step:
-        batch, num_decode = self._batch, len(self._batch)
+        batch, num_decode = self._batch, self._batch.num_decode
         if plan.preempted:
             plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
         if not num_decode:
@@ -327,9 +326,7 @@ class VllmV1(VllmV1Reference):
         self._count_executed(plan)
         shape = StepShape(
             num_decode,
-            batch.context_sum,
-            batch.context_sum_sq,
-            batch.context_max,
+            *batch.context_sums(),
             tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
             num_decode + sum([chunk.is_last for chunk in chunks]),
             num_new_requests=len(plan.admitted),
@@ -354,10 +351,14 @@ class VllmV1(VllmV1Reference):
         if not tick:
             return
         self._num_updated_ticks = tick
-        due = self._ending.pop(tick, None) or self._batch.due(tick)
-        finished.extend(r for r in due if r.due_tick == tick)
+        due = self._batch.due(tick)
+        if self._ending:
+            due += self._ending.pop(tick, ())
+        if due:
+            finished.extend([r for r in due if r.due_tick == tick])
         leaving = self._departures.pop(tick)
-        departed.extend(r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens)
+        if leaving:
+            departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
         for ended in (finished, departed):
             if len(ended) > 1:
                 ended.sort(key=_seat)

@@ -20,7 +20,7 @@ from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import Chunk, Finished, Step, StepShape
+from sim.step import NOTHING_ENDED, Chunk, Finished, Step, StepShape
 
 
 class VllmV1Reference(VllmV1Base):
@@ -93,7 +93,8 @@ class VllmV1Reference(VllmV1Base):
         num_blocks = self._new_blocks(request, num_tokens)
         self.kv.allocate(request, num_blocks)
         plan.num_new_blocks += num_blocks
-        self._publish_planned(request, num_tokens)
+        if self.config.enable_prefix_caching:
+            self._publish_planned(request, num_tokens)
         num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
         num_drafts = max(0, num_tokens - num_base) if state.num_draft_tokens else 0
         state.num_draft_tokens = 0
@@ -201,9 +202,9 @@ class VllmV1Reference(VllmV1Base):
         for request in finished:
             self._remove(request)
             self._end(request)
-        if not self.config.async_scheduling:
+        if self.config.num_speculative_tokens and not self.config.async_scheduling:
             self._draft_anew(row.request for row in step.rows)
-        return Finished(finished, finished, departed)
+        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
     def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
         """Room for a planner that keeps some decodes out of the rows."""
@@ -252,7 +253,7 @@ class VllmV1Reference(VllmV1Base):
     def _draft_anew(self, requests: Iterable[Request]) -> None:
         """Sync: whoever is past its prefill has a full set of drafts for the next step."""
         for request in requests:
-            if request.status is not Status.OVER and self.config.num_speculative_tokens:
+            if request.status is not Status.OVER:
                 state: V1State = request.policy_state
                 state.num_draft_tokens = 0 if state.is_mid_prefill else self.config.num_speculative_tokens
 
