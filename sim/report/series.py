@@ -92,8 +92,8 @@ class Bins:
         return self.mean_overlap(*waits(self._requests, self._end_ns, "queued"))
 
     def _mean_of(self, area: Floats) -> Floats:
-        mean: Floats = np.diff(area) / np.diff(self.edges_ns)
-        return np.maximum(mean, 0.0)
+        mean: Floats = np.maximum(np.diff(area) / np.diff(self.edges_ns), 0.0)
+        return mean
 
 
 def _area(values: Ints, spans: Spans, times_ns: Floats) -> Floats:
