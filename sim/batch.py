@@ -9,8 +9,47 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
+
+
+class TickCalendar:
+    """Requests by the tick in which something happens to them."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, dict[Request, None]] = {}
+        self._ticks: list[int] = []
+
+    def add(self, tick: int, request: Request) -> None:
+        """Note a request for a tick; noting it twice is noting it once."""
+        entries = self._entries.get(tick)
+        if entries is None:
+            entries = self._entries[tick] = {}
+            heappush(self._ticks, tick)
+        entries[request] = None
+
+    def discard(self, tick: int, request: Request) -> None:
+        """Forget a request's entry at a tick, if there is one."""
+        entries = self._entries.get(tick)
+        if entries is not None:
+            entries.pop(request, None)
+
+    def pop(self, tick: int) -> list[Request]:
+        """Requests of a tick in the order in which they were noted. A second call finds none."""
+        return list(self._entries.pop(tick, ()))
+
+    def next_tick(self) -> int | None:
+        """The first tick with an entry. Forgets ticks without any."""
+        while self._ticks:
+            tick = self._ticks[0]
+            if self._entries.get(tick):
+                return tick
+            heappop(self._ticks)
+            self._entries.pop(tick, None)
+        return None
 
 
 class RunningBatch:
@@ -28,7 +67,7 @@ class RunningBatch:
         self._offset_sum = 0
         self._offset_sum_sq = 0
         self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
-        self._calendar: dict[int, dict[Request, None]] = {}
+        self._calendar = TickCalendar()
         self._longest: list[tuple[int, int, int, Request]] = []
 
     def __len__(self) -> int:
@@ -48,7 +87,7 @@ class RunningBatch:
         request.due_tick = self.tick + ticks
         self._members[request] = None
         self._at_residue[self._account(request, +1)][request] = None
-        self._calendar.setdefault(request.due_tick, {})[request] = None
+        self._calendar.add(request.due_tick, request)
         offset = request.num_computed_tokens - self.tick
         heappush(self._longest, (-offset, request.index, self.tick, request))
 
@@ -56,26 +95,32 @@ class RunningBatch:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
         if request not in self._members or ticks < 1:
             raise InvariantError(f"{request} is no member or postponed by {ticks} ticks")
+        self._calendar.discard(request.due_tick, request)
         request.due_tick = self.tick + ticks
-        self._calendar.setdefault(request.due_tick, {})[request] = None
+        self._calendar.add(request.due_tick, request)
 
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
         del self._at_residue[self._account(request, -1)][request]
         del self._members[request]
-        self._calendar.get(request.due_tick, {}).pop(request, None)
+        self._calendar.discard(request.due_tick, request)
         num_ticks = self.tick - request.joined_tick
         request.num_computed_tokens += num_ticks
         request.num_output_tokens += num_ticks
         request.joined_tick = request.due_tick = NEVER
 
-    def advance(self) -> None:
-        """One tick: every member's context grows by one token."""
-        self.tick += 1
+    def advance(self, num_ticks: int = 1) -> None:
+        """So many ticks: every member's context grows by as many tokens."""
+        self.tick += num_ticks
 
     def due(self, tick: int) -> list[Request]:
-        """Members whose time is up after `tick`, in the order in which that was settled; each is named once."""
-        return [r for r in self._calendar.pop(tick, ()) if r.due_tick == tick]
+        """Members whose time is up after `tick`, in joining order. Each is named once: a second call finds none."""
+        return self._calendar.pop(tick)
+
+    @property
+    def next_due_tick(self) -> int | None:
+        """The first tick after which somebody's time is up; None when nobody decodes."""
+        return self._calendar.next_tick()
 
     def context(self, request: Request) -> int:
         """Tokens that a member has computed by now."""
@@ -106,6 +151,11 @@ class RunningBatch:
         With remainder 0 their next token needs a block; with block size - 1 it completes one.
         """
         return self._at_residue[(self.tick - remainder) % self._block_size]
+
+    def num_growing(self, num_ticks: int) -> NDArray[np.int64]:
+        """How many members need a block in each of the next `num_ticks` ticks, if nobody joins or leaves."""
+        counts = np.array([len(members) for members in self._at_residue])
+        return counts[(self.tick + np.arange(num_ticks)) % self._block_size]
 
     def _account(self, request: Request, sign: int) -> int:
         """Add or remove a member's part of the sums; returns the slot that its context falls into."""

@@ -22,7 +22,7 @@ from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, it
 from sim.metrics.occupancy import Spans, owned_spans
 from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
 from sim.metrics.throughput import throughput
-from sim.metrics.tokens import TokenTimes
+from sim.metrics.tokens import Gaps, TokenTimes
 from sim.metrics.window import Window, measurement_window, run_window
 from sim.record import Tables
 from sim.request import NEVER, Outcome
@@ -79,15 +79,20 @@ class Results:
         """Every latency of every request, by name (`ttft`, `e2e`, ...)."""
         return request_latencies(self.tables.requests, self.run_window.end_ns, self.facts.is_streaming)
 
+    @cached_property
+    def gaps(self) -> Gaps:
+        """The inter-token gaps of the requests that arrived in the window (none if answers are not streamed)."""
+        return self.tokens.gaps(self.is_measured & self.facts.is_streaming)
+
     def distribution(self, metric: str, of: Bools | None = None) -> Distribution:
         """The pooled values of `ttft`, `itl`, `tpot`, `ntpot`, `e2e`, `queue`, ... in nanoseconds.
 
         `of` selects requests by their row; default: those that arrived in the window.
         """
-        of = self.is_measured if of is None else of
         if metric == "itl":
-            return self.tokens.gaps(of & self.facts.is_streaming).distribution()
-        return self.latencies[metric].distribution(of)
+            gaps = self.gaps if of is None else self.tokens.gaps(of & self.facts.is_streaming)
+            return gaps.distribution()
+        return self.latencies[metric].distribution(self.is_measured if of is None else of)
 
     @cached_property
     def slo_terms(self) -> tuple[SloTerm, ...]:
@@ -193,9 +198,7 @@ class Results:
                 shape.OutputBucket(low=low, high=high, e2e_ms=values.stats_ms())
                 for low, high, values in self._by_size("e2e", "output_tokens")
             ],
-            by_active_sequences=gaps_by_batch_size(
-                self.tokens, tables.iterations, self.is_measured & facts.is_streaming
-            ),
+            by_active_sequences=gaps_by_batch_size(self.gaps, tables.iterations),
             definitions=shape.DEFINITIONS,
             aliases=shape.ALIASES,
             provenance=dict(facts.provenance),
@@ -225,13 +228,17 @@ class Results:
         return ages_ns
 
     def _slo_report(self, terms: tuple[SloTerm, ...], of: Bools) -> list[shape.SloTermReport]:
-        return [report_slo(term, self.distribution(term.metric, of), self._open_ns(term.metric, of)) for term in terms]
+        def values(metric: str) -> Distribution:
+            return self._measured[metric] if of is self.is_measured else self.distribution(metric, of)
+
+        return [report_slo(term, values(term.metric), self._open_ns(term.metric, of)) for term in terms]
 
     def _class_summary(self, name: str) -> shape.ClassSummary:
         mine = self._is_of_class(name)
-        measured = mine & self.is_measured
-        is_all = len(self.facts.class_names) == 1
-        distributions = self._measured if is_all else {m: self.distribution(m, measured) for m in self._measured}
+        measured = self.is_measured if len(self.facts.class_names) == 1 else mine & self.is_measured
+        distributions = self._measured
+        if measured is not self.is_measured:
+            distributions = {metric: self.distribution(metric, measured) for metric in distributions}
         return shape.ClassSummary(
             metrics=self._metrics(distributions),
             throughput=self._throughput(mine),

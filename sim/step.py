@@ -136,6 +136,31 @@ class Finished(NamedTuple):
     departed: list[Request]
 
 
+class SteadyRun(NamedTuple):
+    """Steps in a row in which the same requests decode and nothing else happens to anybody."""
+
+    shape: StepShape
+    """Of the first step; in each further one every context is a token longer."""
+    num_new_blocks: NDArray[np.int64]
+    """Blocks taken in each step; its length is the number of steps."""
+    num_running: int
+    num_waiting: int
+    blocked_by: BlockedBy
+    used_blocks: int
+    """Before the first step."""
+    live_tokens: int
+    """Before the first step."""
+
+
+class SteadyTimes(NamedTuple):
+    """When the steps of a steady run start and end, one array entry per step."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    host_ns: int
+    """Of each step."""
+
+
 class StepArrays(NamedTuple):
     """The shapes of many iterations as columns, for vectorised pricing and breakdowns.
 

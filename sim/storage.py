@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from sim.cost.base import Resource
 from sim.errors import UserError
@@ -18,6 +21,7 @@ from sim.record import Columns, Tables
 TABLE_NAMES = ("iterations", "chunks", "requests", "segments")
 
 _FACTS_KEY = b"servesim"
+_REMEDY = "Give a folder that `servesim run --out` wrote."
 
 
 @contextmanager
@@ -54,25 +58,26 @@ def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown
 def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
     """What `save_run` wrote. Raises UserError for a folder that holds no run."""
     tables: dict[str, Columns] = {}
-    facts = b""
     for name in TABLE_NAMES:
         tables[name], facts = _read(folder / f"{name}.parquet")
-    costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
-    breakdown = {resource: values.astype("float64") for resource, values in costs.items()}
-    known = json.loads(facts)
-    return Tables(**tables), RunFacts(**known | {"class_names": tuple(known["class_names"])}), breakdown
+    try:
+        costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
+        breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
+        return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown
+    except (KeyError, TypeError) as error:
+        found = f"is not a run of this version of servesim (missing or unknown: {error})"
+        raise UserError(str(folder), found, remedy=_REMEDY) from error
 
 
-def _read(path: Path) -> tuple[Columns, bytes]:
+def _read(path: Path) -> tuple[Columns, dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path)
-        facts: bytes = (table.schema.metadata or {})[_FACTS_KEY]
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
-        remedy = "Give a folder that `servesim run --out` wrote."
-        raise UserError(str(path), f"is not a table of a run ({type(error).__name__})", remedy=remedy) from error
+        facts: dict[str, Any] = json.loads((table.schema.metadata or {})[_FACTS_KEY])
+    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise UserError(str(path), f"is not a table of a run ({type(error).__name__})", remedy=_REMEDY) from error
     return {name: table[name].to_numpy() for name in table.column_names}, facts
 
 

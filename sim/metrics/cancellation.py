@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints
 from sim.metrics.summary import Cancellation
-from sim.metrics.tokens import TokenTimes
+from sim.metrics.tokens import TokenTimes, rows_of
 from sim.record import Tables
 from sim.request import NEVER
 
@@ -20,13 +20,20 @@ def cancellations(tables: Tables, tokens: TokenTimes) -> Cancellation:
     """
     requests = tables.requests
     left_ns, freed_ns = requests["cancelled_ns"], requests["released_ns"]
-    held = (left_ns != NEVER) & (freed_ns != NEVER) & (requests["admitted_ns"] != NEVER)
+    held = (left_ns != NEVER) & (freed_ns != NEVER) & _was_scheduled(tables)
     return Cancellation(
         num_departed=int(np.count_nonzero(left_ns != NEVER)),
         to_free_ms=Distribution((freed_ns - left_ns)[held]).stats_ms(),
         to_reuse_ms=Distribution(_to_reuse_ns(tables, left_ns[held], freed_ns[held])).stats_ms(),
         tokens_for_departed=_prefilled(tables) + int(tokens.num_undelivered.sum()) + _in_flight(tables, tokens),
     )
+
+
+def _was_scheduled(tables: Tables) -> Bools:
+    """Which requests ever had KV. One whose client left during its first step was never admitted by the books."""
+    was_scheduled: Bools = tables.requests["admitted_ns"] != NEVER
+    was_scheduled[rows_of(tables.requests, tables.chunks["request"])] = True
+    return was_scheduled
 
 
 def _to_reuse_ns(tables: Tables, left_ns: Ints, freed_ns: Ints) -> Ints:
@@ -40,7 +47,7 @@ def _to_reuse_ns(tables: Tables, left_ns: Ints, freed_ns: Ints) -> Ints:
 def _prefilled(tables: Tables) -> int:
     """Prefill tokens of chunks that ended after their client had left."""
     chunks = tables.chunks
-    left_ns = tables.requests["cancelled_ns"][np.searchsorted(tables.requests["request"], chunks["request"])]
+    left_ns = tables.requests["cancelled_ns"][rows_of(tables.requests, chunks["request"])]
     is_late = (left_ns != NEVER) & (tables.iterations["end_ns"][chunks["iteration"]] > left_ns)
     return int(chunks["num_tokens"][is_late].sum())
 
@@ -58,8 +65,9 @@ def _in_flight(tables: Tables, tokens: TokenTimes) -> int:
     last, next_tick = last[next_tick != NEVER], next_tick[next_tick != NEVER]
     step = tokens.tick_iteration[next_tick]
     departure_ns = left_ns[tokens.row[last]]
-    start_ns, end_ns = tables.iterations["start_ns"][step], tables.iterations["end_ns"][step]
-    return int(np.count_nonzero((start_ns < departure_ns) & (departure_ns <= end_ns)))
+    planned_ns = tables.iterations["start_ns"][step] - tables.iterations["host_ns"][step]
+    is_in_flight = (planned_ns < departure_ns) & (departure_ns <= tables.iterations["end_ns"][step])
+    return int(np.count_nonzero(is_in_flight))
 
 
 def _last_segments(tokens: TokenTimes, of: Bools) -> Ints:

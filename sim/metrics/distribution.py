@@ -41,16 +41,19 @@ class Distribution:
     """Values, each seen `weights` times (default: once). Nanoseconds, if they are latencies. Immutable."""
 
     def __init__(self, values: Numbers, weights: Ints | None = None) -> None:
+        self._seen_up_to: Ints | None = None
+        is_sorted = bool(np.all(values[1:] >= values[:-1]))
         if weights is None:
-            self._values = np.sort(values)
-            self._seen_up_to = None
+            self._values = values if is_sorted else np.sort(values)
             self.count = len(values)
+            self._total = float(np.sum(values, dtype=np.float64))
         else:
-            order = np.argsort(values, kind="stable")
+            order = slice(None) if is_sorted else np.argsort(values, kind="stable")
             self._values = values[order]
             self._weights = weights[order]
             self._seen_up_to = np.cumsum(self._weights)
-            self.count = int(self._seen_up_to[-1]) if len(values) else 0
+            self.count = int(weights.sum())
+            self._total = float(np.sum(values * weights.astype(np.float64)))
 
     def percentile(self, percent: float, num_above: int = 0) -> float | None:
         """The value that `percent` of all lie below; None when there is none.
@@ -68,11 +71,7 @@ class Distribution:
 
     def mean(self) -> float | None:
         """The arithmetic mean; None when there is no value."""
-        if self.count == 0:
-            return None
-        if self._seen_up_to is None:
-            return float(np.mean(self._values, dtype=np.float64))
-        return float(np.sum(self._values * self._weights.astype(np.float64)) / self.count)
+        return self._total / self.count if self.count else None
 
     def statistic(self, name: str, num_above: int = 0) -> float | None:
         """`mean`, `max` or a percentile by name (`p50`, `p999`); `num_above` as in `percentile`."""
@@ -123,6 +122,8 @@ def interpolate(low: float, high: float, share: float) -> float:
     """The point `share` of the way from `low` to `high`, rounded as numpy rounds it."""
     if low == high or share == 0:
         return low
+    if math.isinf(high):
+        return high
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 

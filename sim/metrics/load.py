@@ -9,7 +9,7 @@ from sim.metrics.intervals import total_overlap
 from sim.metrics.latency import waits
 from sim.metrics.occupancy import Spans
 from sim.metrics.summary import ActiveBucket, ClientQueue, Iterations, KVUse, Outcomes, Waste
-from sim.metrics.tokens import TokenTimes
+from sim.metrics.tokens import Gaps
 from sim.metrics.window import Window
 from sim.record import Columns, Tables
 from sim.request import NEVER, Outcome
@@ -101,12 +101,11 @@ def client_load(requests: Columns, window: Window, run_end_ns: int) -> ClientQue
     )
 
 
-def gaps_by_batch_size(tokens: TokenTimes, iterations: Columns, of: Bools) -> list[ActiveBucket]:
+def gaps_by_batch_size(gaps: Gaps, iterations: Columns) -> list[ActiveBucket]:
     """Inter-token latency by the number of sequences that decoded in the step that ended the gap.
 
     One entry per power of two that occurs; 0: no other sequence decoded (the token came from a prefill).
     """
-    gaps = tokens.gaps(of)
     return [
         ActiveBucket(low=low, high=high, itl_ms=Distribution(gaps.values_ns[inside], gaps.weights[inside]).stats_ms())
         for low, high, inside in each_bucket(iterations["num_decode"][gaps.iteration])

@@ -44,9 +44,9 @@ def _num_within(tokens: TokenTimes, limit_ns: float) -> Ints:
     inner = np.flatnonzero(tokens.num_ticks > 1)
     start, num = tokens.start[inner], tokens.num_ticks[inner] - 1
     num_short = num - (num_long_before[start + num] - num_long_before[start])
-    count = np.bincount(tokens.row[inner], weights=num_short, minlength=tokens.num_requests)
-    count += np.bincount(tokens.edge_row, weights=tokens.edge_ns <= limit_ns, minlength=tokens.num_requests)
-    return count.astype(np.int64)
+    between_ticks = np.bincount(tokens.row[inner], weights=num_short, minlength=tokens.num_requests)
+    at_edges = np.bincount(tokens.edge_row, weights=tokens.edge_ns <= limit_ns, minlength=tokens.num_requests)
+    return (between_ticks + at_edges).astype(np.int64)
 
 
 def _around(tokens: TokenTimes, limit_ns: float, rows: Ints) -> tuple[Ints, Ints]:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints
-from sim.record import Tables
+from sim.record import Columns, Tables
 from sim.request import NEVER
 
 
 class Gaps(NamedTuple):
-    """Inter-token gaps: `values_ns[i]` was seen `weights[i]` times, its later token made by `iteration[i]`."""
+    """Gaps, shortest first: `values_ns[i]` was seen `weights[i]` times, its later token made by `iteration[i]`."""
 
     values_ns: Ints
     weights: Ints
@@ -47,14 +47,14 @@ class TokenTimes:
         self.tick_iteration: Ints = decoding[by_lane]
         """Row of `iterations` of each tick; the ticks of lane 0 first, then those of lane 1, ..."""
         self.tick_end_ns: Ints = self._end_ns[self.tick_iteration]
-        self._lane_start: Ints = np.searchsorted(lanes[by_lane], np.arange(lanes.max(initial=0) + 2))
+        self._lane_start: Ints = np.searchsorted(lanes[by_lane], np.arange(iterations["lane"].max(initial=0) + 2))
         self._load_segments(tables)
         self._find_edge_gaps()
 
     def _load_segments(self, tables: Tables) -> None:
         segments = tables.segments
         order = np.argsort(segments["request"], kind="stable")  # of one request they are in order of time already
-        row = np.searchsorted(tables.requests["request"], segments["request"][order])
+        row = rows_of(tables.requests, segments["request"][order])
         lane, iteration, num_ticks = (segments[name][order] for name in ("lane", "iteration", "num_ticks"))
         first_tick = segments["first_tick"][order]
         start = np.where(first_tick == NEVER, 0, first_tick + self._lane_start[lane])
@@ -121,15 +121,14 @@ class TokenTimes:
 
     def next_tick(self, segments: Ints) -> Ints:
         """The tick that follows each of these segments in its lane; NEVER where the lane has no further one."""
-        ticks = np.empty(len(segments), dtype=np.int64)
-        for i, segment in enumerate(segments):
-            low, high = self._lane_start[self._lane[segment] : self._lane[segment] + 2]
-            after = self.start[segment] + self.num_ticks[segment]
-            if self.num_ticks[segment] == 0:
-                sampled_ns = self._end_ns[self.iteration[segment]]
-                after = low + np.searchsorted(self.tick_end_ns[low:high], sampled_ns, side="right")
-            ticks[i] = after if after < high else NEVER
-        return ticks
+        lane = self._lane[segments]
+        after = self.start[segments] + self.num_ticks[segments]
+        for index in range(len(self._lane_start) - 1):
+            unticked = np.flatnonzero((lane == index) & (self.num_ticks[segments] == 0))
+            low, high = self._lane_start[index : index + 2]
+            sampled_ns = self._end_ns[self.iteration[segments[unticked]]]
+            after[unticked] = low + np.searchsorted(self.tick_end_ns[low:high], sampled_ns, side="right")
+        return np.where(after < self._lane_start[lane + 1], after, NEVER)
 
     def last_token_ns(self) -> Ints:
         """The time of each request's last token so far; NEVER without one."""
@@ -153,11 +152,19 @@ class TokenTimes:
         weights = _coverage(self.start[mine], self.num_ticks[mine] - 1, len(self.tick_end_ns))
         seen = np.flatnonzero(weights)
         edges = of[self.edge_row]
-        return Gaps(
-            np.concatenate([self.tick_end_ns[seen + 1] - self.tick_end_ns[seen], self.edge_ns[edges]]),
-            np.concatenate([weights[seen], np.ones(np.count_nonzero(edges), dtype=np.int64)]),
-            np.concatenate([self.tick_iteration[seen + 1], self._edge_iteration[edges]]),
-        )
+        values_ns = np.concatenate([self.tick_end_ns[seen + 1] - self.tick_end_ns[seen], self.edge_ns[edges]])
+        weights = np.concatenate([weights[seen], np.ones(np.count_nonzero(edges), dtype=np.int64)])
+        iteration = np.concatenate([self.tick_iteration[seen + 1], self._edge_iteration[edges]])
+        order = np.argsort(values_ns, kind="stable")
+        return Gaps(values_ns[order], weights[order], iteration[order])
+
+
+def rows_of(requests: Columns, indices: Ints) -> Ints:
+    """The rows of requests in their table, which is sorted by `request` and as a rule complete."""
+    known = requests["request"]
+    if len(known) and known[0] == 0 and known[-1] == len(known) - 1:
+        return indices
+    return np.searchsorted(known, indices)
 
 
 def _pick(values: Ints, index: Ints, where: Bools) -> Ints:

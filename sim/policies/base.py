@@ -13,10 +13,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from sim.errors import InvariantError
 from sim.options import Count, Options, Share
 from sim.registry import Registry
 from sim.request import Request
-from sim.step import Finished, Step
+from sim.step import Finished, SteadyRun, Step
 
 
 class EngineOptions(Options):
@@ -62,8 +63,8 @@ class Policy(ABC):
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
-    overlaps_host: bool = False
-    """Whether the host plans the next step while the device runs this one."""
+    num_stages: int = 1
+    """Pipeline stages that a batch passes through."""
 
     @classmethod
     @abstractmethod
@@ -135,6 +136,21 @@ class Policy(ABC):
     @abstractmethod
     def usable_blocks(self) -> int:
         """KV blocks that requests can hold at most."""
+
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
+        """The next plans, at most `max_steps`, if all they do for certain is to let the same requests decode. Pure.
+
+        Certain means: whatever the results of steps in flight, provided that nothing arrives and nobody
+        leaves. None when they are fewer than `min_steps`, or where a policy does not look ahead.
+        """
+        return None
+
+    def advance_steady(self, num_steps: int) -> None:
+        """Do what `num_steps` pairs of plan and update would do, within what `steady_run` has just promised.
+
+        Called with nothing in flight but what is completed before its last step ends.
+        """
+        raise InvariantError(f"{type(self).__name__} promises no steady steps")
 
     def wake_ns(self) -> int | None:
         """When an empty step should be tried again although nothing arrives; None: only on an event."""

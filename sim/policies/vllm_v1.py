@@ -11,17 +11,21 @@ without prefix caching; `build` falls back to the reference for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import cast
 
-from sim.batch import RunningBatch
+import numpy as np
+
+from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
+from sim.kv.counted import NO_HIT
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1Step, state_of
 from sim.request import NEVER, Request, Status
-from sim.step import Step, StepShape
+from sim.step import BlockedBy, SteadyRun, Step, StepShape
 
 Chunks = list[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -40,7 +44,7 @@ class VllmV1(VllmV1Reference):
         self._num_updated_ticks = 0
         self._ending: dict[int, list[Request]] = {}
         """Async: members that end with the tick in flight, by tick."""
-        self._departures: dict[int, list[Request]] = {}
+        self._departures = TickCalendar()
         """Members whose client leaves after the tick."""
         self._last_step: V1Step | None = None
 
@@ -76,7 +80,7 @@ class VllmV1(VllmV1Reference):
             plan.joined.append(request)
         ticks_until_departure = request.cancel_after_tokens - num_outputs
         if ticks_until_departure > 0 and request.cancel_after_tokens < request.num_target_tokens:
-            self._departures.setdefault(self._batch.tick + ticks_until_departure, []).append(request)
+            self._departures.add(self._batch.tick + ticks_until_departure, request)
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
@@ -92,6 +96,104 @@ class VllmV1(VllmV1Reference):
             request.num_blocks = blocks_for(request.num_computed_tokens, self.config.block_size)
         if num_in_flight and self._last_step is not None:
             self._last_step.rows.append(Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True))
+
+    # ------------------------------------------------------------------ steps that change nothing
+
+    def plan(self, now_ns: int) -> V1Step:
+        blocked_by = self._unchanged_but_for()
+        if blocked_by is None:
+            return super().plan(now_ns)
+        shape, num_new_blocks = self._decode_shape(), len(self._batch.at_context(0))
+        self._advance_members()
+        self._last_step = V1Step(
+            shape=shape,
+            chunks=[],
+            joined=[],
+            left=[],
+            admitted=[],
+            preempted=[],
+            blocked_by=blocked_by,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            used_blocks=self.kv.used_blocks,
+            num_new_blocks=num_new_blocks,
+            live_tokens=self._batch.context_sum,
+            tick=self._batch.tick,
+            rows=[],
+        )
+        return self._last_step
+
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
+        batch = self._batch
+        for next_tick in (batch.next_due_tick, self._departures.next_tick()):
+            if next_tick is not None:
+                max_steps = min(max_steps, next_tick - batch.tick)
+        if max_steps < min_steps:
+            return None
+        blocked_by = self._unchanged_but_for()
+        if blocked_by is None:
+            return None
+        num_new_blocks = batch.num_growing(max_steps)
+        fitting = int(np.searchsorted(np.cumsum(num_new_blocks), self.kv.free_blocks, side="right"))
+        if fitting < min_steps:
+            return None
+        return SteadyRun(
+            self._decode_shape(),
+            num_new_blocks[:fitting],
+            len(self._running),
+            len(self._waiting),
+            blocked_by,
+            self.kv.used_blocks,
+            batch.context_sum,
+        )
+
+    def advance_steady(self, num_steps: int) -> None:
+        if self.config.enable_prefix_caching:
+            for _ in range(num_steps):
+                self._advance_members()
+        else:
+            self.kv.take(int(self._batch.num_growing(num_steps).sum()))
+            self._batch.advance(num_steps)
+            self._num_calls += num_steps
+            self._num_executed += num_steps
+        self._num_updated_ticks = self._batch.tick
+
+    def _unchanged_but_for(self) -> BlockedBy | None:
+        """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
+        batch, config = self._batch, self.config
+        budget = config.token_budget - len(batch)
+        if self._others or not len(batch) or budget < 0 or config.prefill_schedule_interval > 1:
+            return None
+        if len(batch.at_context(0)) > self.kv.free_blocks:
+            return None
+        if config.async_scheduling and batch.next_due_tick == batch.tick:
+            return None
+        if not self._waiting:
+            return BlockedBy.NOTHING
+        if len(self._running) >= config.max_running:
+            return BlockedBy.SLOTS
+        return BlockedBy.KV if budget > 0 and self._is_stuck_for_blocks(self._waiting[0]) else None
+
+    def _is_stuck_for_blocks(self, head: Request) -> bool:
+        """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends."""
+        if self.config.enable_prefix_caching or state_of(head).num_stale_tokens:
+            return False
+        certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
+        return certain and not self._fits(head, NO_HIT, 0)
+
+    def _decode_shape(self) -> StepShape:
+        batch, num_decode = self._batch, len(self._batch)
+        return StepShape(num_decode, batch.context_sum, batch.context_sum_sq, batch.context_max, num_sampled=num_decode)
+
+    def _advance_members(self) -> None:
+        """One step that does nothing but let the members decode; their blocks fit."""
+        self._num_calls += 1
+        self._num_executed += 1
+        self._has_backlog = len(self._waiting) > 0
+        self._grow(self._batch.at_context(0))
+        if self.config.enable_prefix_caching:
+            self._publish_decoded()
+        self._batch.advance()
 
     # ------------------------------------------------------------------ the running requests
 
@@ -158,11 +260,7 @@ class VllmV1(VllmV1Reference):
         """Everything fits: decodes that start a block get one, prefills get theirs."""
         growing = self._batch.at_context(0)
         plan.num_new_blocks += len(growing)
-        if self.config.enable_prefix_caching:
-            for request in growing:
-                self.kv.allocate(request, 1)
-        else:
-            self.kv.take(len(growing))
+        self._grow(growing)
         for request, num_tokens in chunks:
             self._schedule_running(request, num_tokens, plan)
 
@@ -184,13 +282,15 @@ class VllmV1(VllmV1Reference):
                 self._schedule_running(request, num_tokens, plan)
             else:
                 plan.num_new_blocks += 1
-                self._grow(request)
+                self._grow([request])
 
-    def _grow(self, member: Request) -> None:
-        if self.config.enable_prefix_caching:
-            self.kv.allocate(member, 1)
-        else:
-            self.kv.take(1)
+    def _grow(self, members: Collection[Request]) -> None:
+        """Give a block to each. Without prefix caching only their number matters until they leave."""
+        if not self.config.enable_prefix_caching:
+            self.kv.take(len(members))
+            return
+        for request in members:
+            self.kv.allocate(request, 1)
 
     def _publish_decoded(self) -> None:
         """Blocks of decodes that are full of known tokens after this step become hits."""
@@ -212,10 +312,10 @@ class VllmV1(VllmV1Reference):
 
     def _finish_plan(self, plan: Plan) -> V1Step:
         batch, num_decode = self._batch, len(self._batch)
+        if plan.preempted:
+            plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
         if not num_decode:
-            step = super()._finish_plan(plan)
-            step.joined, step.left = plan.joined + step.joined, plan.left + step.left
-            return step
+            return super()._finish_plan(plan)
         sums = batch.context_sum, batch.context_sum_sq, batch.context_max
         batch.advance()
         if plan.rows:
@@ -231,18 +331,8 @@ class VllmV1(VllmV1Reference):
         self._last_step = step
         return step
 
-    def _change_decoding(self, lane: int, decodes: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Only in a walked step do decodes have rows; then the batch is empty."""
-        if not decodes:
-            return [], []
-        now = set(decodes)
-        joined = [r for r in decodes if state_of(r).decoding_lane == NEVER]
-        left = [r for r in self._others if r not in now and state_of(r).decoding_lane != NEVER]
-        for request in joined:
-            state_of(request).decoding_lane = lane
-        for request in left:
-            state_of(request).decoding_lane = NEVER
-        return joined, left
+    def _decoders(self, lane: int) -> Iterable[Request]:
+        return self._others  # only in a walked step do decodes have rows, and then the batch is empty
 
     def _live_tokens(self) -> int:
         return self._batch.context_sum + sum(r.num_computed_tokens for r in self._others)
@@ -256,7 +346,7 @@ class VllmV1(VllmV1Reference):
         self._num_updated_ticks = tick
         due = self._ending.pop(tick, None) or self._batch.due(tick)
         finished.extend(r for r in due if r.due_tick == tick)
-        leaving = self._departures.pop(tick, ())
+        leaving = self._departures.pop(tick)
         departed.extend(r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens)
         for ended in (finished, departed):
             if len(ended) > 1:

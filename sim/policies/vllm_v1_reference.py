@@ -127,10 +127,11 @@ class VllmV1Reference(VllmV1Base):
             num_sampled=len(decodes) + sum(chunk.is_last for chunk in chunks),
             num_new_requests=len(plan.admitted),
         )
+        lane = self._num_executed % self.config.pipeline_parallel_size
+        self._change_decoding(lane, decodes, plan)
         step = self._describe(plan, rows, shape)
         step.chunks = chunks
-        step.lane = self._num_executed % self.config.pipeline_parallel_size
-        step.joined, step.left = self._change_decoding(step.lane, decodes)
+        step.lane = lane
         return step
 
     def _describe(self, plan: Plan, rows: list[Row], shape: StepShape) -> V1Step:
@@ -166,19 +167,24 @@ class VllmV1Reference(VllmV1Base):
             state.num_placeholders += 1 + row.num_drafts
             state.num_draft_tokens = self.config.num_speculative_tokens
 
-    def _change_decoding(self, lane: int, decodes: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Who decodes in this lane now and did not in its last decoding step, and the reverse."""
+    def _change_decoding(self, lane: int, decodes: list[Request], plan: Plan) -> None:
+        """Note who decodes in this lane now and did not in its last decoding step, and the reverse."""
         if not decodes:
-            return [], []
-        joined = [r for r in decodes if state_of(r).decoding_lane != lane]
+            return
         now = set(decodes)
-        left = [r for r in self._decoding[lane] if r not in now and state_of(r).decoding_lane == lane]
-        for request in joined:
-            state_of(request).decoding_lane = lane
-        for request in left:
-            state_of(request).decoding_lane = NEVER
+        for request in decodes:
+            if state_of(request).decoding_lane != lane:
+                state_of(request).decoding_lane = lane
+                plan.joined.append(request)
+        for request in self._decoders(lane):
+            if request not in now and state_of(request).decoding_lane == lane:
+                state_of(request).decoding_lane = NEVER
+                plan.left.append(request)
         self._decoding[lane] = decodes
-        return joined, left
+
+    def _decoders(self, lane: int) -> Iterable[Request]:
+        """Whoever may have decoded in the lane's last decoding step."""
+        return self._decoding[lane]
 
     # ------------------------------------------------------------------ results
 
