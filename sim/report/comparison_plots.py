@@ -103,7 +103,7 @@ def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     for panel, what in ((running, "running"), (waiting, "waiting")):
         panel.set_ylabel(f"{what}\n(requests)")
         panel.set_ylim(0, max(1.0, panel.dataLim.y1 * 1.06))
-        panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
         plain_numbers(panel.yaxis)
     waiting.set_xlabel("time (s)")
     cut = _cut_long_runs(waiting, [run.run_window.end_ns / NS_PER_S for run in ran.values()])

@@ -79,13 +79,13 @@ class Bins:
     def mean_waiting(self, num_waiting: Ints) -> Floats:
         """The engine's queue: as iterations met it (preempted requests included), between them as requests tell."""
         intervals = waits(self._requests, self._end_ns, "admitted")
-        met = _area(num_waiting, self.spans, self.edges_ns)
-        while_busy = np.cumsum(
-            _overlap(*intervals, self.spans.end_ns.astype(np.float64))
-            - _overlap(*intervals, self.spans.start_ns.astype(np.float64))
-        )
-        anytime = _overlap(*intervals, self.edges_ns)
-        return self._mean_of(met + anytime - _between(while_busy, self.spans, self.edges_ns))
+        idle_start, idle_end = (bound.astype(np.float64) for bound in self.spans.idle())
+        until_start = _overlap(*intervals, idle_start)
+        while_idle = np.cumsum(_overlap(*intervals, idle_end) - until_start)
+        last = np.searchsorted(idle_start, self.edges_ns, side="right") - 1
+        in_last = _overlap(*intervals, np.minimum(self.edges_ns, idle_end[last])) - until_start[last]
+        before_last = np.concatenate([[0.0], while_idle])[last]
+        return self._mean_of(_area(num_waiting, self.spans, self.edges_ns) + before_last + in_last)
 
     def mean_waiting_at_client(self) -> Floats:
         """Requests that their client holds back because of its own limit."""
@@ -107,7 +107,8 @@ def _between(sums: Floats, spans: Spans, times_ns: Floats) -> Floats:
         return np.zeros(len(times_ns))
     bounds = np.stack([spans.start_ns, spans.end_ns], axis=1).ravel()
     reached = np.stack([np.concatenate([[0.0], sums[:-1]]), sums], axis=1).ravel()
-    return np.interp(times_ns, bounds, reached)
+    between: Floats = np.interp(times_ns, bounds, reached)
+    return between
 
 
 def _overlap(starts_ns: Ints, ends_ns: Ints, times_ns: Floats) -> Floats:

@@ -190,7 +190,7 @@ def _draw_stack(panel: Axes, bins: Bins, parts: dict[str, tuple[Floats, str]]) -
 def _count_from_zero(panel: Axes) -> None:
     """A vertical axis for counts: from zero, whole numbers, room above the highest."""
     panel.set_ylim(0, max(1.0, panel.get_ylim()[1], panel.dataLim.y1 * 1.06))
-    panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
     plain_numbers(panel.yaxis)
 
 
