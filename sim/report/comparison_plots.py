@@ -34,7 +34,8 @@ _CDF_PANEL_IN = 1.75
 _MOST_TIMES_LONGER = 4
 _NAME_LENGTH = 22
 _BAR_IN = 0.25
-_HEADLINE_IN = 0.42
+_GAP_IN = 0.62
+"""Between rows of panels: the ticks of one, the headline of the next."""
 _VALUES_IN = 1.55
 """Room right of a panel for a value and its ratio."""
 _ABOUT_EQUAL = 0.005
@@ -128,8 +129,9 @@ def metric_bars(results_by_name: Mapping[str, Results]) -> Figure | None:
     if not rows:
         return None
     names = [clipped(name, _NAME_LENGTH) for name in results_by_name]
-    num_rows = -(-len(rows) // 2)
-    figure, axes = panels([_HEADLINE_IN + _BAR_IN * len(names)] * num_rows, num_columns=2, is_x_shared=False)
+    num_rows, panel_in = -(-len(rows) // 2), _BAR_IN * len(names)
+    row_in = panel_in + _GAP_IN * (num_rows - 1) / num_rows
+    figure, axes = panels([row_in] * num_rows, num_columns=2, is_x_shared=False)
     for panel, (metric, values) in zip(axes, rows, strict=False):
         _draw_bars(panel, metric, values, names)
     for panel in axes[len(rows) :]:
@@ -139,8 +141,10 @@ def metric_bars(results_by_name: Mapping[str, Results]) -> Figure | None:
     for panel in axes[len(rows) - 2 : len(rows)]:
         panel.set_xlabel(f"ratio to {names[0]}")
     left_in = 0.3 + 0.083 * max(map(len, names))
-    gap_in = _VALUES_IN + 0.15
-    figure.subplots_adjust(wspace=2 * gap_in / (WIDTH_IN - left_in - _VALUES_IN - gap_in), hspace=0.55)
+    beside_in = _VALUES_IN + 0.15
+    figure.subplots_adjust(
+        wspace=2 * beside_in / (WIDTH_IN - left_in - _VALUES_IN - beside_in), hspace=_GAP_IN / panel_in
+    )
     finish(figure, f"Metrics against {names[0]}", _subtitle(results_by_name), left_in, _VALUES_IN, headroom_in=0.2)
     return figure
 

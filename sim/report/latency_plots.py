@@ -171,10 +171,11 @@ def _value(values: Distribution, percent: float) -> str:
 
 
 def _subtitle(results: Results, *more: str) -> str:
-    measured = f"{int(np.count_nonzero(results.is_measured)):,} requests measured"
+    count = int(np.count_nonzero(results.is_measured))
+    measured = f"{count:,} request{'' if count == 1 else 's'} measured"
     censored = {SHOWN[name] for key in results.censored if (name := key.removesuffix("_ms")) in SHOWN}
     caution = f"unfinished requests would change {', '.join(sorted(censored))}" if censored else ""
-    return run_line(results.facts.provenance, measured, caution, *more)
+    return run_line(results.facts.provenance, measured, *more, caution)
 
 
 def _draw_slo(panel: Axes, results: Results, drawn: set[str]) -> list[float]:

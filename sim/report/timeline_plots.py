@@ -23,6 +23,7 @@ from sim.report.style import (
     SKY,
     VERMILION,
     finish,
+    ms_text,
     panels,
     plain_numbers,
     run_line,
@@ -205,4 +206,4 @@ def _frame_time(drawn: list[Axes], results: Results, bins: Bins) -> None:
 
 
 def _binning(bins: Bins) -> str:
-    return f"bins of {(bins.edges_s[1] - bins.edges_s[0]):.2g} s"
+    return f"bins of {ms_text(1000 * float(bins.edges_s[1] - bins.edges_s[0]))}"

@@ -1,6 +1,7 @@
 """Pictures: what is on them, for ordinary and degenerate runs. Every figure drawn here is also rendered."""
 
 import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +264,7 @@ def test_bars_are_ratios_to_the_first_variant_that_has_a_value():
     texts = [text.get_text() for text in panels["TTFT p50"].texts]
     assert texts == [f"÷{significant(static / vllm)}", ms_text(static), ms_text(vllm)]
     assert panels["ITL p50"].get_title(loc="left") == "ITL p50, against vllm"
-    assert [text.get_text() for text in panels["ITL p50"].texts][0] == "–"
+    assert panels["ITL p50"].texts[0].get_text() == "–"
 
 
 def test_a_comparison_of_equals_and_of_many(tmp_path: Path):
@@ -295,7 +296,7 @@ def test_bins_are_exact(case):
     waiting = results.tables.iterations["num_waiting"]
     queue = list(zip(*waits(results.tables.requests, results.run_window.end_ns, "admitted"), strict=True))
     mean, maximum, mean_waiting = [], [], []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         own = np.maximum(np.minimum(spans.end_ns, high) - np.maximum(spans.start_ns, low), 0)
         mean.append((running * own).sum() / (high - low))
         maximum.append(running[own > 0].max(initial=0))
