@@ -125,7 +125,8 @@ class Engine:
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         while True:
-            self._admit()
+            if self._arrivals or self._cancels:
+                self._admit()
             wakeup = self._foresee() if self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
@@ -138,7 +139,8 @@ class Engine:
                     yield from self._rest()
                     continue
                 yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
-            self._admit_cancels()
+            if self._cancels:
+                self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if not clock.is_last_at_now():
                 yield clock.at(clock.now_ns, Priority.PLAN)

@@ -143,7 +143,7 @@ class Recorder:
                 shape.decode_context_sum_sq,
                 shape.decode_context_max,
                 len(step.chunks),
-                shape.prefill_tokens,
+                shape.prefill_tokens if shape.prefills else 0,
                 shape.num_sampled,
                 shape.num_padding_tokens,
                 shape.num_swapped_blocks,

@@ -23,9 +23,9 @@ from sim.kv.counted import NO_HIT
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
-from sim.policies.vllm_v1_state import Plan, Row, V1Step, state_of
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import BlockedBy, SteadyRun, Step, StepShape
+from sim.step import BlockedBy, Chunk, SteadyRun, Step, StepShape
 
 Chunks = list[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -66,11 +66,11 @@ class VllmV1(VllmV1Reference):
         super()._unseat(request)
 
     def _is_anything_decoding(self) -> bool:
-        return len(self._batch) > 0 or not all(state_of(r).is_mid_prefill for r in self._others)
+        return len(self._batch) > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
 
     def _join_batch(self, request: Request, plan: Plan) -> None:
         """From now on the request decodes in every tick until it ends, is preempted or starves."""
-        state = state_of(request)
+        state: V1State = request.policy_state
         num_outputs = request.num_output_tokens + state.num_placeholders
         # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
         self._batch.join(request, max(1, request.num_target_tokens - num_outputs))
@@ -84,7 +84,8 @@ class VllmV1(VllmV1Reference):
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
-        batch, state = self._batch, state_of(request)
+        batch = self._batch
+        state: V1State = request.policy_state
         num_in_flight = batch.tick - max(request.joined_tick, self._num_updated_ticks)
         batch.leave(request)
         self._others[request] = None
@@ -125,6 +126,8 @@ class VllmV1(VllmV1Reference):
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
+        if self._others:
+            return None
         for next_tick in (batch.next_due_tick, self._departures.next_tick()):
             if next_tick is not None:
                 max_steps = min(max_steps, next_tick - batch.tick)
@@ -176,7 +179,7 @@ class VllmV1(VllmV1Reference):
 
     def _is_stuck_for_blocks(self, head: Request) -> bool:
         """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends."""
-        if self.config.enable_prefix_caching or state_of(head).num_stale_tokens:
+        if self.config.enable_prefix_caching or head.policy_state.num_stale_tokens:
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
         return certain and not self._fits(head, NO_HIT, 0)
@@ -220,7 +223,7 @@ class VllmV1(VllmV1Reference):
         for request in self._batch.due(tick):
             if self._foresees_end(request):
                 self._leave_batch(request)
-                state_of(request).decoding_lane = NEVER
+                request.policy_state.decoding_lane = NEVER
                 plan.left.append(request)
             else:
                 self._ending.setdefault(tick, []).append(request)
@@ -235,7 +238,7 @@ class VllmV1(VllmV1Reference):
         """Whoever is past its prefill joins the batch. Returns those still in it, in running order."""
         chunking: list[Request] = []
         for request in list(self._others):
-            if state_of(request).is_mid_prefill:
+            if request.policy_state.is_mid_prefill:
                 chunking.append(request)
             elif not self._misses_turn(request, plan) and self._tokens_wanted(request, plan) > 0:
                 self._join_batch(request, plan)
@@ -301,7 +304,7 @@ class VllmV1(VllmV1Reference):
             if batch.tick != self._num_updated_ticks:
                 return
         for request in sorted(batch.at_context(self.config.block_size - 1), key=_seat):
-            if not state_of(request).num_placeholders:
+            if not request.policy_state.num_placeholders:
                 self.kv.publish(request, batch.context(request) + 1)
 
     def _unfold(self) -> None:
@@ -316,17 +319,24 @@ class VllmV1(VllmV1Reference):
             plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
         if not num_decode:
             return super()._finish_plan(plan)
-        sums = batch.context_sum, batch.context_sum_sq, batch.context_max
-        batch.advance()
-        if plan.rows:
-            step = super()._finish_plan(plan)
-        else:
-            self._count_executed(plan)
-            step = self._describe(plan, [], StepShape())
-        shape = step.shape
-        step.shape = StepShape(
-            num_decode, *sums, shape.prefills, num_decode + shape.num_sampled, 0, 0, shape.num_new_requests
+        chunks: list[Chunk] = []
+        for row in plan.rows.values():
+            context = row.request.num_computed_tokens
+            self._advance(row)
+            chunks.append(Chunk(row.request, row.num_tokens, context, row.samples))
+        self._count_executed(plan)
+        shape = StepShape(
+            num_decode,
+            batch.context_sum,
+            batch.context_sum_sq,
+            batch.context_max,
+            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
+            num_decode + sum([chunk.is_last for chunk in chunks]),
+            num_new_requests=len(plan.admitted),
         )
+        batch.advance()
+        step = self._describe(plan, list(plan.rows.values()), shape)
+        step.chunks = chunks
         step.tick = batch.tick
         self._last_step = step
         return step
@@ -335,7 +345,7 @@ class VllmV1(VllmV1Reference):
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty
 
     def _live_tokens(self) -> int:
-        return self._batch.context_sum + sum(r.num_computed_tokens for r in self._others)
+        return self._batch.context_sum + sum([r.num_computed_tokens for r in self._others])
 
     # ------------------------------------------------------------------ results
 
@@ -383,4 +393,5 @@ def planner_for(config: V1Config) -> VllmV1Reference:
 
 
 def _seat(request: Request) -> int:
-    return state_of(request).seat
+    state: V1State = request.policy_state
+    return state.seat

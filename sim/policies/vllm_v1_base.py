@@ -18,7 +18,7 @@ from sim.kv.counted import CountedCache, Hit
 from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
-from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step, state_of
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy, Preemption
 
@@ -115,13 +115,13 @@ class VllmV1Base(Policy):
     def _seat(self, request: Request) -> None:
         """Put an admitted request behind those that run. Overridden where more is kept about them."""
         self._num_admissions += 1
-        state_of(request).seat = self._num_admissions
+        request.policy_state.seat = self._num_admissions
         self._running[request] = None
 
     def _unseat(self, request: Request) -> None:
         """Take a request out of those that run."""
         del self._running[request]
-        state_of(request).decoding_lane = NEVER
+        request.policy_state.decoding_lane = NEVER
 
     def _end(self, request: Request) -> None:
         request.status = Status.OVER
@@ -149,7 +149,7 @@ class VllmV1Base(Policy):
         threshold = config.long_prefill_token_threshold
         if self.rules.threshold_spares_lone and num_requests <= 1:
             return 0
-        if config.long_prefill_token_threshold_adaptive and num_requests:
+        if threshold and config.long_prefill_token_threshold_adaptive and num_requests:
             threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 
@@ -164,7 +164,7 @@ class VllmV1Base(Policy):
 
     def _update_backlog(self, plan: Plan) -> None:
         if plan.gate_is_open and not plan.preempted:
-            self._has_backlog = any(not state_of(r).is_passed_over for r in self._waiting)
+            self._has_backlog = any(not r.policy_state.is_passed_over for r in self._waiting)
 
     # ---- preemption
 
@@ -190,7 +190,7 @@ class VllmV1Base(Policy):
 
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""
-        state = state_of(victim)
+        state: V1State = victim.policy_state
         plan.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
         self.kv.free(victim)
         victim.status = Status.PREEMPTED
@@ -198,7 +198,6 @@ class VllmV1Base(Policy):
         state.num_draft_tokens = state.num_placeholders = 0
         state.num_stale_tokens += state.num_in_flight_tokens
         state.num_in_flight_tokens = 0
-        state.is_mid_prefill = False
         state.epoch += 1
         self._requeue(victim)
 
@@ -222,8 +221,8 @@ class VllmV1Base(Policy):
         passed_over: list[Request] = []
         while self._waiting and plan.budget > 0 and len(self._running) < self.config.max_running:
             head = self._waiting[0]
-            if state_of(head).num_stale_tokens:
-                state_of(head).is_passed_over = True
+            if head.policy_state.num_stale_tokens:
+                head.policy_state.is_passed_over = True
                 passed_over.append(self._waiting.popleft())
                 continue
             if self._is_skipped_misfit(head, plan):
@@ -260,7 +259,7 @@ class VllmV1Base(Policy):
             plan.blocked_by = BlockedBy.KV
             return False
         self._move_to_running(head, hit, num_blocks, plan)
-        state = state_of(head)
+        state: V1State = head.policy_state
         self._publish_planned(head, num_tokens)
         self._add_row(Row(head, num_tokens, num_drafts, state.epoch, is_chunk=True, is_padded=num_drafts > 0), plan)
         plan.carries_prefill |= num_missing >= 2
@@ -299,7 +298,7 @@ class VllmV1Base(Policy):
         is_resumed = head.status is Status.PREEMPTED
         head.status = Status.RUNNING
         head.num_computed_tokens = len(hit.blocks) * self.config.block_size
-        state_of(head).is_passed_over = False
+        head.policy_state.is_passed_over = False
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
         plan.admitted.append(Admission(head, head.num_computed_tokens, is_resumed))
