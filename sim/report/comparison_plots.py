@@ -20,6 +20,7 @@ from sim.report.style import (
     WIDTH_IN,
     clipped,
     finish,
+    house_style,
     line_look,
     ms_text,
     panels,
@@ -64,6 +65,7 @@ COMPARED = (
 )
 
 
+@house_style()
 def latency_cdfs(results_by_name: Mapping[str, Results]) -> Figure | None:
     """CDFs of TTFT, ITL and E2E, a line per variant. None if no variant has any."""
     found = {
@@ -88,6 +90,7 @@ def latency_cdfs(results_by_name: Mapping[str, Results]) -> Figure | None:
     return figure
 
 
+@house_style()
 def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     """Requests running and waiting over time, a line per variant. None if nothing ever ran."""
     ran = {name: run for name, run in results_by_name.items() if len(run.tables.iterations["lane"])}
@@ -121,6 +124,7 @@ def _cut_long_runs(panel: Axes, ends_s: list[float]) -> str:
     return f"cut at {significant(most)} s (longest: {significant(longest)} s)" if longest > most else ""
 
 
+@house_style()
 def metric_bars(results_by_name: Mapping[str, Results]) -> Figure | None:
     """Every metric of every variant as a ratio to the baseline's. None if no metric has a value."""
     summaries = {name: run.summary() for name, run in results_by_name.items()}

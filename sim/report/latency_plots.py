@@ -23,6 +23,7 @@ from sim.report.style import (
     VERMILION,
     clipped,
     finish,
+    house_style,
     line_look,
     marker_look,
     ms_text,
@@ -47,6 +48,7 @@ _MIN_ABOVE = 2
 _MAX_CLASSES = len(PALETTE)
 
 
+@house_style()
 def latency_cdf(results: Results) -> Figure | None:
     """Which share of requests (ITL: of gaps) stays below which latency. None without any latency."""
     known = _known(results)
@@ -62,6 +64,7 @@ def latency_cdf(results: Results) -> Figure | None:
     return figure
 
 
+@house_style()
 def latency_percentiles(results: Results) -> Figure | None:
     """Latency at each percentile, every further nine as wide as the one before; with the SLO. None without any."""
     known = _known(results)
@@ -86,6 +89,7 @@ def latency_percentiles(results: Results) -> Figure | None:
     return figure
 
 
+@house_style()
 def ttft_by_prompt(results: Results) -> Figure | None:
     """TTFT of each request against the length of its prompt, with percentiles by length. None without a TTFT."""
     latency, requests = results.latencies["ttft"], results.tables.requests
@@ -107,6 +111,7 @@ def ttft_by_prompt(results: Results) -> Figure | None:
     return figure
 
 
+@house_style()
 def itl_by_active(results: Results) -> Figure | None:
     """ITL against the number of sequences that decoded in the step, and how many gaps fell there. None without ITL."""
     gaps = results.tokens.gaps(results.is_measured & results.facts.is_streaming)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from matplotlib.figure import Figure
 
 from sim.report import comparison_plots, latency_plots, timeline_plots
-from sim.report.style import house_style, write_png
+from sim.report.style import write_png
 from sim.results import Results
 
 Shown = TypeVar("Shown")
@@ -54,13 +54,12 @@ def save_comparison(results_by_name: Mapping[str, Results], folder: Path) -> lis
 def _save(plots: Mapping[str, Callable[[Shown], Figure | None]], shown: Shown, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with house_style():
-        for name, draw in plots.items():
-            path = folder / f"{name}.png"
-            figure = draw(shown)
-            if figure is None:
-                path.unlink(missing_ok=True)
-                continue
-            write_png(figure, path)
-            written.append(path)
+    for name, draw in plots.items():
+        path = folder / f"{name}.png"
+        figure = draw(shown)
+        if figure is None:
+            path.unlink(missing_ok=True)
+            continue
+        write_png(figure, path)
+        written.append(path)
     return written

@@ -58,7 +58,7 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw and save inside this, whatever the user's own matplotlib settings are; they come back afterwards."""
+    """Draw and save inside this (also as a decorator); the user's own matplotlib settings come back afterwards."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # names in any script
         matplotlib.rcdefaults()
@@ -224,6 +224,7 @@ def significant(value: float) -> str:
     return re.sub(r"\.?0+$", "", shown) if "." in shown else shown
 
 
+@house_style()
 def write_png(figure: Figure, path: Path) -> None:
     """Write a figure; the file appears under its name only when it is complete."""
     with atomic_path(path) as unfinished:

@@ -23,6 +23,7 @@ from sim.report.style import (
     SKY,
     VERMILION,
     finish,
+    house_style,
     ms_text,
     panels,
     plain_numbers,
@@ -37,6 +38,7 @@ _WORTH_A_LINE = 0.05
 """Reserved but unused KV is drawn from this share of the used KV on; below, the lines would coincide."""
 
 
+@house_style()
 def timeline(results: Results) -> Figure | None:
     """Requests running and waiting, KV use and preemptions over the whole run. None if nothing ever ran."""
     iterations = results.tables.iterations
@@ -64,6 +66,7 @@ def timeline(results: Results) -> Figure | None:
     return figure
 
 
+@house_style()
 def scheduled_tokens(results: Results) -> Figure | None:
     """Tokens per iteration over time, by what they are for. None if nothing ever ran."""
     iterations = results.tables.iterations
@@ -92,6 +95,7 @@ def scheduled_tokens(results: Results) -> Figure | None:
     return figure
 
 
+@house_style()
 def waste(results: Results) -> Figure | None:
     """Places in the batch kept by finished requests, and padding, over time. None if there is neither."""
     tables = results.tables

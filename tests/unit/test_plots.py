@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.image import imread
 
 import sim
@@ -17,7 +17,7 @@ from sim.record import Recorder
 from sim.report import comparison_plots, latency_plots, timeline_plots
 from sim.report.plots import COMPARISON_PLOTS, RUN_PLOTS, save_all, save_comparison
 from sim.report.series import Bins
-from sim.report.style import clipped, house_style, line_look, marker_look, ms_text, significant
+from sim.report.style import clipped, line_look, marker_look, ms_text, significant
 from sim.results import Results
 
 CHAT = {
@@ -40,11 +40,13 @@ BASE = {
 }
 ONE_TOKEN = CHAT | {"prompt_tokens": 1, "output_tokens": 1, "arrivals": {"kind": "burst", "num_requests": 1, "at_s": 0}}
 EQUAL = ONE_TOKEN | {"prompt_tokens": 16, "output_tokens": 3, "arrivals": {"kind": "constant", "rate_per_s": 2.0}}
+SPARSE = CHAT | {"arrivals": {"kind": "constant", "rate_per_s": 4.0}, "output_tokens": 2}
 GONE = CHAT | {"cancel": {"kind": "after_time", "after_s": 0.001}}
 CASES = {
     "ordinary": {"slo": {"p99_ttft_ms": 700, "p90_itl_ms": 20, "mean_e2e_ms": 10, "max_e2e_ms": 10}},
     "kv pressure": {"engine": VLLM | {"num_gpu_blocks": 40}},
     "static": {"engine": STATIC},
+    "window": {"engine": STATIC | {"max_queue_delay_ms": 400}, "traffic": [SPARSE], "run": {"num_requests": 20}},
     "client limit": {"traffic": [CHAT | {"max_connections": 2}]},
     "cut": {"run": {"duration_s": 2.0, "warmup_s": 0.5, "drain": False}},
     "three classes": {"traffic": [CHAT | {"name": f"class {i}"} for i in range(3)]},
@@ -62,12 +64,6 @@ def a_run(name):
         nothing = {resource: np.zeros(0) for resource in Resource}
         return Results(Recorder().tables(), facts, nothing)
     return sim.run(BASE | CASES[name])
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with house_style():
-        yield
 
 
 def drawn(draw, shown):
@@ -137,10 +133,11 @@ def test_an_interrupted_drawing_leaves_no_file(tmp_path: Path, monkeypatch):
 
 
 def test_settings_of_the_user_neither_matter_nor_change():
-    rcParams["font.size"] = 3
-    with house_style():
-        assert rcParams["font.size"] == 11
-    assert rcParams["font.size"] == 3
+    with rc_context({"axes.grid": False, "axes.labelsize": 3}):
+        (panel,) = drawn(latency_plots.latency_cdf, a_run("one token")).axes
+        assert panel.xaxis.label.get_size() == 11
+        assert panel.xaxis.get_gridlines()[0].get_visible()
+        assert rcParams["axes.labelsize"] == 3
 
 
 def test_cdf_lines_run_from_the_least_to_the_largest_latency():
@@ -230,6 +227,11 @@ def test_areas_of_an_iteration_add_up_to_its_tokens():
     assert min(padding["decode"].min(), padding["prefill"].min()) == 0
     assert min(padding["decode"].max(), padding["prefill"].max()) > 0
     assert (iterations["prefill_tokens"] - padding["prefill"]).sum() == tables.requests["prompt_tokens"].sum()
+    largest, *parts = (patch.get_data() for patch in figure.axes[0].patches)
+    assert all((above.baseline == below.values).all() for below, above in itertools.pairwise(parts))
+    computed = iterations["num_decode"] + iterations["prefill_tokens"]
+    assert parts[-1].values == pytest.approx(Bins(results, 160).mean_per_iteration(computed))
+    assert largest.values.max() == computed.max()
 
 
 def test_waste_is_drawn_only_where_there_is_some():
@@ -287,7 +289,7 @@ def test_a_long_run_does_not_squeeze_the_short_ones():
     assert words(figure)[1].endswith(f"cut at {significant(4 * short_s)} s (longest: {significant(long_s)} s)")
 
 
-@pytest.mark.parametrize("case", ["ordinary", "kv pressure", "static", "cut", "equal"])
+@pytest.mark.parametrize("case", ["ordinary", "kv pressure", "window", "cut", "equal"])
 def test_bins_are_exact(case):
     results = a_run(case)
     bins = Bins(results, num_bins=37)
