@@ -16,8 +16,10 @@ from sim.errors import ScenarioError
 from sim.options import Count, OneOf, Options, Share
 from sim.workload.base import ARRIVALS, TRACES, ArrivalOptions, Arrivals, TraceOptions
 from sim.workload.cancel import CancelField
+from sim.workload.conversation import Conversation
 from sim.workload.fields import LengthField
 from sim.workload.joint import JointLengthOptions
+from sim.workload.shared_prefix import SharedPrefix
 
 
 class TrafficClass(Options):
@@ -36,12 +38,20 @@ class TrafficClass(Options):
         default=None, description="part of the scenario's common `arrivals`, chosen at random; the shares add up to 1"
     )
     num_requests: Count | None = Field(default=None, description="at most so many requests of this class")
-    prompt_tokens: LengthField | None = Field(default=None, description="prompt lengths, tokens")
+    prompt_tokens: LengthField | None = Field(
+        default=None, description="prompt lengths, tokens; without a shared prefix and earlier turns, if there are any"
+    )
     output_tokens: LengthField | None = Field(
         default=None, description="lengths of answers that nothing cuts short, tokens"
     )
     lengths: JointLengthOptions | None = Field(
         default=None, description="prompt and output lengths that belong together, in place of the two above"
+    )
+    prefix: SharedPrefix | None = Field(
+        default=None, description="common texts that prompts begin with, on top of their own lengths"
+    )
+    conversation: Conversation | None = Field(
+        default=None, description="each arrival starts several turns, whose prompts quote what was said before"
     )
     max_tokens: Count | None = Field(
         default=None,
@@ -131,6 +141,7 @@ def _check_lengths(place: str, traffic_class: TrafficClass) -> None:
     keys = ("prompt_tokens", "output_tokens", "lengths")
     given = [key for key in keys if getattr(traffic_class, key) is not None]
     if traffic_class.trace is not None:
+        _check_trace_alone(place, traffic_class)
         if given:
             raise ScenarioError(
                 f"{place}.{given[0]}", "the trace gives the lengths already", remedy=f"Drop {given[0]} or the trace."
@@ -144,6 +155,14 @@ def _check_lengths(place: str, traffic_class: TrafficClass) -> None:
         raise ScenarioError(
             f"{place}.{missing}", "it is missing", valid="give prompt_tokens and output_tokens, or lengths"
         )
+
+
+def _check_trace_alone(place: str, traffic_class: TrafficClass) -> None:
+    for key in ("prefix", "conversation"):
+        if getattr(traffic_class, key) is not None:
+            raise ScenarioError(
+                f"{place}.{key}", "the trace gives whole prompts already", remedy=f"Drop {key} or the trace."
+            )
 
 
 def _check_shares(classes: Sequence[TrafficClass], arrivals: ArrivalOptions | None) -> None:
