@@ -51,6 +51,7 @@ class Clients:
 
     def stop(self) -> None:
         """The run is cut here: whoever is still in the system ends as unfinished."""
+        self._engine.stop()
         for request in list(self._live.values()):
             if not request.is_recorded:
                 request.outcome = Outcome.UNFINISHED

@@ -78,8 +78,13 @@ class Clock:
         return bool(self.env.peek() > self.env.now)
 
     def run(self, until_ns: int | None = None) -> None:
-        """Run until nothing is scheduled, or through everything that is due at `until_ns` or before."""
+        """Run until nothing is scheduled, or through everything that is due at `until_ns` or before.
+
+        In the second case the time is `until_ns` afterwards.
+        """
         env = self.env
+        if until_ns is not None:
+            self.at(until_ns, Priority.PLAN)
         last_ns = float("inf") if until_ns is None else until_ns
         while env.peek() <= last_ns and env.peek() != float("inf"):
             env.step()

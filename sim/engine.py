@@ -2,92 +2,71 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 from simpy.events import Event
 
 from sim.clock import Clock, Priority
 from sim.core import EngineCore
 from sim.cost.base import CostModel
+from sim.device import Device
 from sim.errors import InvariantError
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
-from sim.step import Step
+from sim.step import SteadyRun, SteadyTimes
 
 MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
 
 
-class Launch(NamedTuple):
-    """A step on its way through the device. An empty step takes no time."""
+MIN_STEADY_STEPS = 8
+"""Steps that must be certain to change nothing before they are advanced at once: array arithmetic has its price."""
 
-    step: Step
-    start_ns: int
-    end_ns: int
-    host_ns: int
+MAX_STEADY_STEPS = 4096
 
 
-class Device:
-    """Executes launched steps in order.
+class Foreseen(NamedTuple):
+    """Steps that were priced together because they change nothing. They have not happened yet."""
 
-    A step starts when the host has planned it and the device is free; the host plans one step at a time,
-    so with two batches in flight its time hides behind the device's.
-    """
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-        self._launches: deque[Launch] = deque()
-        self._host_free_ns = 0
-        self._free_ns = 0
-        self._num_computing = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing that takes time is on its way."""
-        return self._num_computing == 0
-
-    @property
-    def oldest_end_ns(self) -> int:
-        """When the oldest launched step ends."""
-        return self._launches[0].end_ns
-
-    def launch(self, step: Step, now_ns: int) -> None:
-        """Accept a step that was planned at `now_ns`."""
-        if step.is_empty:
-            end_ns = self._launches[-1].end_ns if self._launches else now_ns
-            self._launches.append(Launch(step, end_ns, end_ns, 0))
-            return
-        host_ns = self._cost.host_ns(step.shape)
-        self._host_free_ns = max(now_ns, self._host_free_ns) + host_ns
-        start_ns = max(self._host_free_ns, self._free_ns)
-        self._free_ns = start_ns + self._cost.price(step.shape)
-        self._num_computing += 1
-        self._launches.append(Launch(step, start_ns, self._free_ns, host_ns))
-
-    def pop_oldest(self) -> Launch:
-        """The step that ended."""
-        launch = self._launches.popleft()
-        if not launch.step.is_empty:
-            self._num_computing -= 1
-        return launch
+    run: SteadyRun
+    times: SteadyTimes
+    planned_ns: list[int]
+    """When the first steps are planned; each further one when the step `len(planned_ns)` before it ends."""
+    wakeup: Event
+    """At the end of the last step before whose end nothing must be decided."""
+    wakeup_ns: int
 
 
 class Engine:
     """One serving engine in simulated time."""
 
-    def __init__(self, clock: Clock, core: EngineCore, cost: CostModel, recorder: Recorder, *, aborts: bool) -> None:
-        """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end."""
+    def __init__(
+        self,
+        clock: Clock,
+        core: EngineCore,
+        cost: CostModel,
+        recorder: Recorder,
+        *,
+        aborts: bool = True,
+        macro_steps: bool = True,
+    ) -> None:
+        """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
+
+        `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
+        """
         self._clock = clock
         self._core = core
-        self._device = Device(cost)
+        self._device = Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
         self._arrivals: list[Request] = []
         self._cancels: list[Request] = []
         self._wakeup: Event | None = None
         self._num_empty_replans = 0
+        self._macro_steps = macro_steps
+        self._foreseen: Foreseen | None = None
         self.on_release: Callable[[Request], None] = _ignore
         """Called once for every request that is over in the engine, however it ended."""
         self.on_answer: Callable[[Request], None] = _ignore
@@ -98,6 +77,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """A request reaches the engine now. What could never run is refused at once."""
+        self.sync()
         request.queued_ns = self._clock.now_ns
         if self._core.policy.never_fits(request) is not None:
             request.status = Status.OVER
@@ -114,6 +94,7 @@ class Engine:
         """
         if request.status is Status.OVER:
             return
+        self.sync()
         streams = self._core.policy.streams_answers
         request.num_delivered_tokens = self._recorder.num_tokens(request) if streams else 0
         request.cancelled_ns = self._clock.now_ns
@@ -122,20 +103,84 @@ class Engine:
             self._cancels.append(request)
             self._wake()
 
+    def sync(self) -> None:
+        """Let steps that were only foreseen happen up to now: for whoever acts on the engine.
+
+        A step that ends at this very nanosecond counts as running still, as it does for a cancellation.
+        """
+        foreseen = self._foreseen
+        if foreseen is None:
+            return
+        self._settle(side="left")
+        if self._device.oldest_end_ns < foreseen.wakeup_ns:
+            # The process waits for the end of the run: let it wait for the end of this step instead.
+            earlier = self._clock.at(self._device.oldest_end_ns, Priority.COMPLETE)
+            earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
+
+    def stop(self) -> None:
+        """The clock will not go on: let all that was foreseen up to and including now happen."""
+        if self._foreseen is not None:
+            self._settle(side="right")
+
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         while True:
             self._admit()
-            while core.may_plan():  # 1. decide; with depth > 1, ahead of the results
-                device.launch(core.plan(clock.now_ns), clock.now_ns)
-            if device.is_idle:  # 2. nothing to compute: wait for work
-                yield from self._rest()
-                continue
-            yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
+            wakeup = self._foresee() if self._macro_steps else None
+            if wakeup is not None:  # 1. decide many steps at once where nothing can change
+                yield wakeup
+                if self._foreseen is not None:
+                    self._settle(side="left")
+            else:
+                while core.may_plan():  # ... or decide one; with depth > 1, ahead of the results
+                    device.launch(core.plan(clock.now_ns), clock.now_ns)
+                if device.is_idle:  # 2. nothing to compute: wait for work
+                    yield from self._rest()
+                    continue
+                yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
             self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if not clock.is_last_at_now():
                 yield clock.at(clock.now_ns, Priority.PLAN)
+
+    def _foresee(self) -> Event | None:
+        """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
+        core, clock, device = self._core, self._clock, self._device
+        if core.num_in_flight != core.depth - 1:
+            return None
+        run = core.policy.steady_run(MIN_STEADY_STEPS, MAX_STEADY_STEPS)
+        times = None if run is None else device.foresee(run, clock.now_ns)
+        if run is None or times is None:
+            return None
+        planned_ns = [clock.now_ns]
+        if core.num_in_flight:
+            planned_ns.append(device.oldest_end_ns)
+        wakeup_ns = int(times.end_ns[-len(planned_ns)])
+        wakeup = clock.at(wakeup_ns, Priority.COMPLETE)
+        self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
+        return wakeup
+
+    def _settle(self, side: Literal["left", "right"]) -> None:
+        """Let foreseen steps happen whose end lies before now (left) or not after it (right).
+
+        Afterwards as many steps are in flight as if each had been planned in its own time.
+        """
+        foreseen, self._foreseen = self._foreseen, None
+        assert isinstance(foreseen, Foreseen)
+        run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
+        depth = len(planned_ns)
+        ends_ns = np.concatenate([planned_ns[1:], times.end_ns])
+        num_ended = min(int(np.searchsorted(ends_ns, self._clock.now_ns, side)), len(ends_ns) - depth)
+        if depth > 1 and num_ended:
+            self._complete_oldest()
+        first = max(0, num_ended - (depth - 1))
+        if first:
+            self._recorder.record_steady(run, times, first)
+            self._core.policy.advance_steady(first)
+            self._device.skip_to(int(times.end_ns[first - 1]))
+        for index in range(first, num_ended + 1):
+            now_ns = planned_ns[index] if index < depth else int(times.end_ns[index - depth])
+            self._device.launch(self._core.plan(now_ns), now_ns)
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

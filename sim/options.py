@@ -19,11 +19,11 @@ Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 """A whole number of things, at least one."""
 CountOrZero = Annotated[int, Field(ge=0, le=10**12, strict=True)]
 """A whole number of things, possibly none."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 """A finite number above zero."""
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 """A finite number, zero or more."""
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 """A probability or a part of a whole."""
 
 
@@ -49,11 +49,30 @@ class OneOf:
         choices: dict[str, CoreSchema] = {
             name: handler.generate_schema(self._registry.load(name).Options) for name in self._registry
         }
-        choices[_FOREIGN] = core_schema.with_info_plain_validator_function(
-            self._validate_foreign, metadata={"pydantic_js_functions": [_foreign_json_schema]}
+        foreign = core_schema.with_info_plain_validator_function(self._validate_foreign)
+        union = core_schema.tagged_union_schema({**choices, _FOREIGN: foreign}, discriminator=self._tag)
+
+        def json_schema(_: CoreSchema, to_json: GetJsonSchemaHandler) -> JsonSchemaValue:
+            named = [{"allOf": [to_json(choice), self._names(const=name)]} for name, choice in choices.items()]
+            return {
+                "oneOf": [*named, self._names(pattern=":", description="a class of your own, package.module:Class")]
+            }
+
+        return core_schema.no_info_before_validator_function(
+            self._check_name, union, metadata={"pydantic_js_functions": [json_schema]}
         )
-        union = core_schema.tagged_union_schema(choices, discriminator=self._tag)
-        return core_schema.no_info_before_validator_function(self._check_name, union)
+
+    def options_class(self, value: Any) -> type[Options] | None:
+        """The options class that `value` (a mapping or options) selects; None when it names no registered one."""
+        name = self._name(value)
+        if not isinstance(name, str) or name not in self._registry:
+            return None
+        options: type[Options] = self._registry.load(name).Options
+        return options
+
+    def _names(self, **constraint: str) -> dict[str, Any]:
+        """JSON Schema of a mapping whose name obeys `constraint`."""
+        return {"type": "object", "properties": {self._key: {"type": "string", **constraint}}, "required": [self._key]}
 
     def _name(self, value: Any) -> Any:
         return value.get(self._key) if isinstance(value, dict) else getattr(value, self._key, None)
@@ -101,7 +120,3 @@ class OneOf:
 
 
 _FOREIGN = "package.module:Class"
-
-
-def _foreign_json_schema(_: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-    return {"type": "object", "description": "a class of your own, named package.module:Class"}

@@ -11,7 +11,7 @@ left it out) and then one token in each of `num_ticks` ticks of `lane` from `fir
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
-from sim.step import Finished, Step
+from sim.step import Finished, SteadyRun, SteadyTimes, Step
 
 ITERATION_COLUMNS = (
     "lane",
@@ -76,6 +76,13 @@ class Table:
         self._values = array("q")
         self.append = self._values.extend
         """Append one row (a tuple in column order); bound once because it is called in every iteration."""
+
+    def append_columns(self, columns: Mapping[str, NDArray[np.int64] | int], num_rows: int) -> None:
+        """Append many rows given by column; a column that is not named is 0."""
+        rows = np.zeros((num_rows, len(self.columns)), dtype=np.int64)
+        for name, values in columns.items():
+            rows[:, self.columns.index(name)] = values
+        self._values.frombytes(rows.tobytes())
 
     def __len__(self) -> int:
         return len(self._values) // len(self.columns)
@@ -156,6 +163,31 @@ class Recorder:
             self._close_segment(request)
         for request in finished.released:
             self.end(request, end_ns)
+
+    def record_steady(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
+        """The first `num_steps` steps of a run in which the same requests decode and nothing else happens."""
+        shape, index = run.shape, np.arange(num_steps, dtype=np.int64)
+        context_sum = shape.decode_context_sum + shape.num_decode * index
+        columns: dict[str, NDArray[np.int64] | int] = {
+            "start_ns": times.start_ns[:num_steps],
+            "end_ns": times.end_ns[:num_steps],
+            "host_ns": times.host_ns,
+            "num_decode": shape.num_decode,
+            "decode_context_sum": context_sum,
+            "decode_context_sum_sq": shape.decode_context_sum_sq
+            + index * (2 * shape.decode_context_sum + shape.num_decode * index),
+            "decode_context_max": shape.decode_context_max + index,
+            "num_sampled": shape.num_sampled,
+            "num_running": run.num_running,
+            "num_waiting": run.num_waiting,
+            "used_blocks": run.used_blocks + np.cumsum(run.num_new_blocks[:num_steps]),
+            "num_new_blocks": run.num_new_blocks[:num_steps],
+            "live_tokens": run.live_tokens + shape.num_decode * (index + 1),
+            "blocked_by": run.blocked_by,
+        }
+        self.iterations.append_columns(columns, num_steps)
+        self._num_iterations += num_steps
+        self._lane_ticks[0] += num_steps
 
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.

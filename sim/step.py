@@ -152,6 +152,15 @@ class SteadyRun(NamedTuple):
     """Before the first step."""
 
 
+class SteadyTimes(NamedTuple):
+    """When the steps of a steady run start and end, one array entry per step."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    host_ns: int
+    """Of each step."""
+
+
 class StepArrays(NamedTuple):
     """The shapes of many iterations as columns, for vectorised pricing and breakdowns.
 

@@ -63,8 +63,8 @@ class Policy(ABC):
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
-    overlaps_host: bool = False
-    """Whether the host plans the next step while the device runs this one."""
+    num_stages: int = 1
+    """Pipeline stages that a batch passes through."""
 
     @classmethod
     @abstractmethod
@@ -137,11 +137,11 @@ class Policy(ABC):
     def usable_blocks(self) -> int:
         """KV blocks that requests can hold at most."""
 
-    def steady_run(self, max_steps: int) -> SteadyRun | None:
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         """The next plans, at most `max_steps`, if all they do for certain is to let the same requests decode. Pure.
 
-        Certain means: whatever the results of steps in flight and provided that nothing arrives and nobody
-        leaves. None where a policy does not look ahead, or when the next plan changes something.
+        Certain means: whatever the results of steps in flight, provided that nothing arrives and nobody
+        leaves. None when they are fewer than `min_steps`, or where a policy does not look ahead.
         """
         return None
 

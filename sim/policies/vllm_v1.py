@@ -123,16 +123,20 @@ class VllmV1(VllmV1Reference):
         )
         return self._last_step
 
-    def steady_run(self, max_steps: int) -> SteadyRun | None:
-        blocked_by = self._unchanged_but_for()
-        if blocked_by is None:
-            return None
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
         for next_tick in (batch.next_due_tick, self._departures.next_tick()):
             if next_tick is not None:
                 max_steps = min(max_steps, next_tick - batch.tick)
+        if max_steps < min_steps:
+            return None
+        blocked_by = self._unchanged_but_for()
+        if blocked_by is None:
+            return None
         num_new_blocks = batch.num_growing(max_steps)
         fitting = int(np.searchsorted(np.cumsum(num_new_blocks), self.kv.free_blocks, side="right"))
+        if fitting < min_steps:
+            return None
         return SteadyRun(
             self._decode_shape(),
             num_new_blocks[:fitting],

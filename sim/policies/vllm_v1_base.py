@@ -32,6 +32,7 @@ class VllmV1Base(Policy):
         self.config = config
         self.rules = config.rules
         self.max_in_flight = config.max_in_flight
+        self.num_stages = config.pipeline_parallel_size
         self.kv = _build_kv(config)
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}

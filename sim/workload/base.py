@@ -197,6 +197,9 @@ class TraceOptions(Options):
     path: str = Field(
         description="the file, relative to the scenario's folder; ${NAME} is replaced from the environment"
     )
+    fallback: str | None = Field(
+        default=None, description="the file to play where there is no `path`, say a sample that ships with the scenario"
+    )
     start_s: NonNegative = Field(
         default=0.0, description="leave out what was recorded in the first so many seconds; play begins there"
     )

@@ -190,7 +190,7 @@ class _Drawing:
 
     def _trace_rows(self, index: int, options: TraceOptions) -> TraceRows:
         place = f"traffic[{index}].trace"
-        located = _located(options, self.folder, place)
+        located = _located(with_existing_path(options, self.folder, place), self.folder, place)
         rows = TRACES.load(options.kind, allow_imports=True).build(located).read()
         return play(rows, located, self._stream(index, "thin"))
 
@@ -275,6 +275,14 @@ _FILLED = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "cancel_a
 def _pool(traffic_class: TrafficClass) -> ClientPool:
     clients = None if traffic_class.arrivals is None else build_arrivals(traffic_class.arrivals).clients
     return ClientPool(num_clients=clients, max_connections=traffic_class.max_connections)
+
+
+def with_existing_path(options: TraceOptions, folder: Path, place: str = "") -> TraceOptions:
+    """The same options without a `fallback`: it has become the path if there is no file at `path`."""
+    path = options.path
+    if options.fallback is not None and not resolve_path(path, folder, place=f"{place}.path").exists():
+        path = options.fallback
+    return options.model_copy(update={"path": path, "fallback": None})
 
 
 def _located(options: OptionsT, folder: Path, place: str) -> OptionsT:

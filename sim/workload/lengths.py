@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from sim.errors import TraceError
-from sim.options import Count, NonNegative, Positive, Share
+from sim.options import Count, NonNegative, Positive
 from sim.workload.base import Ints, LengthOptions, Lengths
 from sim.workload.fields import refusal
 from sim.workload.files import MAX_TOKENS, no_requests, read_table
@@ -117,6 +118,10 @@ class Lognormal(Lengths):
         return np.clip(lengths, self._options.min, self._options.max).astype(np.int64)
 
 
+Quantile = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+"""A share as the key of a mapping; JSON has it as text."""
+
+
 class EmpiricalOptions(LengthOptions):
     """Measured lengths, given in one of three ways."""
 
@@ -126,7 +131,7 @@ class EmpiricalOptions(LengthOptions):
     weights: list[NonNegative] | None = Field(
         default=None, description="how likely each of `values` is, in proportion; default: equally"
     )
-    quantiles: dict[Share, Positive] | None = Field(
+    quantiles: dict[Quantile, Positive] | None = Field(
         default=None, description="share of lengths not above -> length in tokens, from 0 to 1; linear in between"
     )
 

@@ -381,4 +381,7 @@ def test_the_json_schema_offers_numbers_and_kinds():
     properties = TrafficClass.model_json_schema()["properties"]
     integer, family = properties["prompt_tokens"]["anyOf"][:2]
     assert integer == {"type": "integer", "minimum": 1}
-    assert {"$ref": "#/$defs/LognormalOptions"} in family["oneOf"]
+    named = [choice["allOf"] for choice in family["oneOf"] if "allOf" in choice]
+    assert ["#/$defs/LognormalOptions", "lognormal"] in [
+        [options["$ref"], own["properties"]["kind"]["const"]] for options, own in named
+    ]

@@ -1,0 +1,6 @@
+"""`python -m sim` is `servesim`."""
+
+from sim.cli import end
+
+if __name__ == "__main__":
+    end()

@@ -1,0 +1,266 @@
+"""The command line: the only place that prints or exits.
+
+Commands parse, call the library and show what it returns. Exit codes: 0 done, 2 the user's error, 3 a bug of
+ours, 130 interrupted. Everything heavy is imported by the command that needs it, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from sim.errors import ScenarioError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sim.scenario import Scenario
+
+USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
+DEBUG_VARIABLE = "SERVESIM_DEBUG"
+
+app = typer.Typer(
+    help="Simulate LLM serving schedulers: one YAML scenario in, latency percentiles and a plain answer out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="folder for tables, summary and plots", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.KEY=VALUE", help="change the scenario; may be repeated", show_default=False),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="replace the scenario's seed", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
+AllowImports = Annotated[
+    bool, typer.Option("--allow-imports", help="let the scenario name classes outside servesim; this runs their code")
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        app(arguments, prog_name="servesim")
+        return 0
+    except SystemExit as end:
+        return _after(end)
+    except UserError as error:
+        _complain(f"error: {error}")
+        return USER_ERROR
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return 0
+    except Exception as error:
+        return _bug(error)
+
+
+def end() -> NoReturn:
+    """Run the command line of this process and leave with its exit code."""
+    sys.exit(main())
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"servesim {metadata.version('servesim')}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    scenario: ScenarioPath,
+    out: Out = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Simulate a scenario and say what limits it."""
+    from sim.build import run as simulate
+    from sim.provenance import save
+
+    loaded = _load(scenario, overrides, seed, allow_imports)
+    _check_folder(out)
+    results = simulate(loaded)
+    written = [] if out is None else save(results, loaded, out)
+    if as_json:
+        _print_json(results.summary())
+        return
+    from sim.report.console import summary_report
+
+    _show(summary_report(results.summary(), title=loaded.name))
+    if loaded.compare:
+        _show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
+    _name(written)
+
+
+@app.command()
+def compare(
+    scenarios: Annotated[list[Path], typer.Argument(metavar="SCENARIO...", help="one file with variants, or several")],
+    out: Out = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Simulate variants on the same arrivals: who wins, and why."""
+    from sim.planning.compare import compare as compare_scenarios
+
+    loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
+    _check_folder(out)
+    comparison = compare_scenarios(*loaded)
+    written = [] if out is None else comparison.save(out)
+    if as_json:
+        _print_json(comparison.to_dict())
+        return
+    from sim.report.console import comparison_report
+
+    _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
+    _name(written)
+
+
+@app.command()
+def explain(
+    scenario: ScenarioPath,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Show the memory and KV arithmetic, without a run."""
+    from sim.planning.explain import explain as explain_scenario
+    from sim.report.console import explanation_report
+
+    loaded = _load(scenario, overrides, None, allow_imports)
+    explanation = explain_scenario(loaded)
+    if as_json:
+        _print_json(explanation)
+    else:
+        _show(explanation_report(explanation, title=loaded.name))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from sim.scenario import Scenario
+
+    _print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | Scenario.model_json_schema())
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the bundled models."""
+    from sim.report.catalog import model_rows
+
+    _show_table("models", model_rows(), as_json)
+
+
+@app.command()
+def gpus(as_json: AsJson = False) -> None:
+    """List the bundled GPUs."""
+    from sim.report.catalog import gpu_rows
+
+    _show_table("GPUs", gpu_rows(), as_json)
+
+
+@app.command()
+def policies(as_json: AsJson = False) -> None:
+    """List the scheduling policies and their options."""
+    from sim.report.catalog import policy_rows
+
+    _show_table("policies", policy_rows(), as_json)
+
+
+def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:
+    from sim.scenario import load_scenario
+
+    return load_scenario(path, overrides or (), seed=seed, allow_imports=allow_imports)
+
+
+def _check_folder(out: Path | None) -> None:
+    """Complain about an impossible output folder before the run rather than after it."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"--out {out}", f"cannot be made a folder: {error.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise ScenarioError(f"--out {out}", "cannot be written to")
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _show(renderables: Iterable[RenderableType]) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False, highlight=False)
+    for renderable in renderables:
+        console.print(renderable, markup=False)
+
+
+def _show_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    from sim.report.console import rows_table
+
+    _show([rows_table(title, rows)])
+
+
+def _name(written: Sequence[Path]) -> None:
+    """Say what was written, a line for each folder."""
+    by_folder: dict[Path, list[str]] = {}
+    for path in written:
+        by_folder.setdefault(path.parent, []).append(path.name)
+    for folder, names in by_folder.items():
+        typer.echo(f"wrote {folder}: {', '.join(names)}")
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        typer.echo(message, err=True)
+
+
+def _after(end: SystemExit) -> int:
+    """The exit code of a command line that ended by itself (usage error, help, Ctrl-C, closed pipe)."""
+    code = end.code if isinstance(end.code, int) else 0 if end.code is None else USER_ERROR
+    if code == INTERRUPTED:
+        _complain("interrupted")
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        return code
+    _silence_stdout()
+    return code
+
+
+def _silence_stdout() -> None:
+    """The reader is gone (`| head`): let nothing more be written, not even by the interpreter's last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    what = str(error) if str(error).startswith("this is a bug") else f"this is a bug in servesim: {error!r}"
+    _complain(f"error: {what}\nPlease report it with the scenario. {DEBUG_VARIABLE}=1 shows where it happened.")
+    return OUR_BUG

@@ -1,0 +1,96 @@
+"""When launched steps start and end: one host that plans, one device (or a pipeline of stages) that computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.cost.base import CostModel
+from sim.step import SteadyRun, SteadyTimes, Step
+
+
+class Launch(NamedTuple):
+    """A step on its way through the device. An empty step takes no time."""
+
+    step: Step
+    start_ns: int
+    end_ns: int
+    host_ns: int
+
+
+class Device:
+    """Executes launched steps in order.
+
+    A step starts when the host has planned it and the device's first stage is free; the host plans one step
+    at a time, so with two batches in flight its time hides behind the device's. In a pipeline each of the
+    equal stages takes its part of the price, and batches follow each other stage by stage.
+    """
+
+    def __init__(self, cost: CostModel, num_stages: int = 1) -> None:
+        self._cost = cost
+        self._num_stages = num_stages
+        self._launches: deque[Launch] = deque()
+        self._host_free_ns = 0
+        self._free_ns = 0
+        self._last_end_ns = 0
+        self._num_computing = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that takes time is on its way."""
+        return self._num_computing == 0
+
+    @property
+    def oldest_end_ns(self) -> int:
+        """When the oldest launched step ends."""
+        return self._launches[0].end_ns
+
+    def launch(self, step: Step, now_ns: int) -> None:
+        """Accept a step that was planned at `now_ns`."""
+        shape = step.shape
+        if not shape.num_decode and step.is_empty:
+            end_ns = self._launches[-1].end_ns if self._launches else now_ns
+            self._launches.append(Launch(step, end_ns, end_ns, 0))
+            return
+        host_ns, price_ns = self._cost.host_ns(shape), self._cost.price(shape)
+        ready_ns = (now_ns if now_ns > self._host_free_ns else self._host_free_ns) + host_ns
+        self._host_free_ns = ready_ns
+        start_ns = ready_ns if ready_ns > self._free_ns else self._free_ns
+        end_ns = start_ns + price_ns
+        if self._num_stages == 1:
+            self._free_ns = end_ns
+        else:
+            stage_ns = -(-price_ns // self._num_stages)
+            self._free_ns = start_ns + stage_ns
+            end_ns = max(end_ns, self._last_end_ns + stage_ns)
+        self._last_end_ns = end_ns
+        self._num_computing += 1
+        self._launches.append(Launch(step, start_ns, end_ns, host_ns))
+
+    def pop_oldest(self) -> Launch:
+        """The step that ended."""
+        launch = self._launches.popleft()
+        if launch.start_ns != launch.end_ns:
+            self._num_computing -= 1
+        return launch
+
+    def foresee(self, run: SteadyRun, now_ns: int) -> SteadyTimes | None:
+        """Times of a run whose first step would be planned now; None when they do not follow a simple rule.
+
+        They do when nothing is on its way, or when the host's work hides behind the step that is. Pure.
+        """
+        prices_ns = self._cost.price_decode_run(run.shape, len(run.num_new_blocks))
+        host_ns = self._cost.host_ns(run.shape)
+        if not self._launches:
+            end_ns = now_ns + np.cumsum(prices_ns + host_ns)
+        elif max(now_ns, self._host_free_ns) + host_ns <= self._free_ns and host_ns <= prices_ns.min():
+            end_ns = self._free_ns + np.cumsum(prices_ns)
+        else:
+            return None
+        return SteadyTimes(end_ns - prices_ns, end_ns, host_ns)
+
+    def skip_to(self, end_ns: int) -> None:
+        """Steps that were foreseen have run; the last of them ended at `end_ns`."""
+        self._free_ns = self._last_end_ns = end_ns

@@ -1,0 +1,283 @@
+"""The shape of `summary.json`: every key, its meaning and unit. The JSON Schema is generated from it.
+
+Counts are of the whole run, latencies of the requests that arrived in the measurement window, rates, means
+and shares of the window. A number that was not observed is null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from sim.options import Options
+
+
+class Stats(Options):
+    """A distribution in milliseconds; percentiles interpolate linearly, as numpy.percentile does."""
+
+    count: int = Field(description="values observed")
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    p999: float | None
+    max: float | None
+
+
+class Metrics(Options):
+    """Latencies."""
+
+    ttft_ms: Stats = Field(
+        description="time to first token: from the request's arrival at its client to its first token (to the whole "
+        "answer, if answers are not streamed); of all requests that got one"
+    )
+    ttft_after_client_queue_ms: Stats = Field(
+        description="time to first token from when the request was sent to the engine, after waiting for the "
+        "client's own limit on requests at the server"
+    )
+    itl_ms: Stats = Field(
+        description="inter-token latency: every gap between consecutive tokens of a request, pooled over all "
+        "requests (those that left early included); none if answers are not streamed"
+    )
+    tpot_ms: Stats = Field(
+        description="time per output token after the first: (last token - first token) / (output tokens - 1), of "
+        "finished requests with two tokens or more; none if answers are not streamed"
+    )
+    ntpot_ms: Stats = Field(
+        description="normalized time per output token: end-to-end latency / output tokens, of finished requests"
+    )
+    e2e_ms: Stats = Field(
+        description="end-to-end latency: from the request's arrival at its client to the end of its answer, of "
+        "finished requests"
+    )
+    queue_ms: Stats = Field(
+        description="time in the engine's queue: from reaching the engine to the start of the step that first "
+        "admits the request"
+    )
+    client_queue_ms: Stats = Field(
+        description="time at the client: from arrival to being sent, because of the client's own limit on requests at "
+        "the server"
+    )
+
+
+class Throughput(Options):
+    """Rates over the measurement window."""
+
+    requests_per_s: float | None = Field(description="answers completed")
+    output_tokens_per_s: float | None = Field(
+        description="output tokens received by clients, those of requests that left early included"
+    )
+    goodput_requests_per_s: float | None = Field(
+        description="answers completed by requests that keep every limit of the SLO by themselves; null without an SLO"
+    )
+    good_share: float | None = Field(
+        description="requests that keep every limit, as a share of all that arrived in the window; null without an SLO"
+    )
+
+
+class Outcomes(Options):
+    """How the requests of the whole run ended; the counts add up to those that arrived."""
+
+    finished: int
+    cancelled: int = Field(description="the client left")
+    rejected: int = Field(description="turned away: can never fit")
+    timed_out: int = Field(description="the client left at its deadline")
+    unfinished: int = Field(description="the run ended first")
+
+
+class KVUse(Options):
+    """The KV pool. Usage is a share of the usable blocks; means are over time, idle time included."""
+
+    num_blocks: int = Field(description="blocks of the pool, the null block (where there is one) included")
+    usable_blocks: int
+    block_size: int = Field(description="tokens per block")
+    peak_usage: float
+    mean_usage: float | None
+    mean_reserved_unused_tokens: float | None = Field(
+        description="what held blocks had room for beyond the tokens in them: reservations and rounding"
+    )
+    reserved_unused_share: float = Field(description="the same as a share of what held blocks had room for")
+    num_preemptions: int
+    recomputed_tokens: int = Field(description="tokens whose KV preemptions threw away")
+    cached_prompt_tokens: int = Field(description="prompt tokens that a prefix cache supplied")
+
+
+class Iterations(Options):
+    """Batches and queues. Requests are averaged over time (idle time: none running), tokens over iterations."""
+
+    count: int = Field(description="iterations that computed something")
+    mean_num_running: float | None
+    peak_num_running: int
+    mean_num_waiting: float | None = Field(description="requests in the engine that were never admitted yet, exact")
+    peak_num_waiting: int = Field(description="longest queue that a step met, preempted requests included")
+    mean_scheduled_tokens: float | None = Field(description="tokens computed per iteration")
+    mean_prefill_tokens: float | None
+    mean_decode_tokens: float | None
+    busy_share: float | None = Field(description="share of time in which an iteration was planned for or ran")
+
+
+class Waste(Options):
+    """Work and room for nobody, over the whole run."""
+
+    padding_tokens: int = Field(description="rows computed for no request")
+    padding_share: float = Field(description="the same as a share of all tokens computed")
+    finished_slot_s: float = Field(description="time that finished requests held a place in the batch, summed, seconds")
+    finished_slot_share: float = Field(description="the same as a share of all time that requests held places")
+
+
+class ClientQueue(Options):
+    """Requests that waited at their client, because of its own limit on requests at the server."""
+
+    mean_num_waiting: float | None
+    num_delayed: int = Field(description="requests that waited there at all")
+
+
+class Cancellation(Options):
+    """What it took to notice that clients had left, and what was computed for them meanwhile."""
+
+    num_departed: int = Field(description="requests whose client left")
+    to_free_ms: Stats = Field(description="from the departure to the KV being free, of requests that held some")
+    to_reuse_ms: Stats = Field(description="from the departure to the first step after it that takes new blocks")
+    tokens_for_departed: int = Field(description="tokens computed by steps that ended after the departure")
+
+
+class LimitsReport(Options):
+    """What limits the run."""
+
+    shares: dict[str, float] = Field(description="time shares that partition the window; they add up to 1")
+    binds: str = Field(description="the share that the verdict names")
+    verdict: str
+
+
+class SloTermReport(Options):
+    """One term of an SLO against the run."""
+
+    term: str = Field(description="statistic, metric and unit, as in the scenario: p99_ttft_ms")
+    limit: float
+    value: float | None
+    met: bool | None = Field(description="null: nothing was observed")
+    is_censored: bool = Field(description="requests that had not ended could change the value")
+
+
+class ClassSummary(Options):
+    """The requests of one class."""
+
+    metrics: Metrics
+    throughput: Throughput
+    outcomes: Outcomes
+    slo: list[SloTermReport]
+
+
+class PromptBucket(Options):
+    """Requests with prompts of `low` to `high` tokens."""
+
+    low: int
+    high: int
+    ttft_ms: Stats
+
+
+class OutputBucket(Options):
+    """Finished requests with answers of `low` to `high` tokens."""
+
+    low: int
+    high: int
+    e2e_ms: Stats
+
+
+class ActiveBucket(Options):
+    """Gaps that ended in a step in which `low` to `high` sequences decoded."""
+
+    low: int
+    high: int
+    itl_ms: Stats
+
+
+class WindowReport(Options):
+    """The measurement window and what it leaves out."""
+
+    start_s: float
+    end_s: float
+    warmup_s: float = Field(description="asked for; time from 0 that is not measured")
+    drain: str = Field(description="measured, or cut: the window then ends with the last arrival")
+    num_measured: int = Field(description="requests that arrived in the window")
+    num_cut: int = Field(description="requests that arrived before it")
+    description: str
+
+
+class Summary(Options):
+    """`summary.json`."""
+
+    metrics: Metrics
+    throughput: Throughput
+    outcomes: Outcomes
+    kv: KVUse
+    iterations: Iterations
+    limits: LimitsReport
+    makespan_s: float = Field(description="from the first arrival to the last event of the whole run")
+    slo: list[SloTermReport]
+    waste: Waste
+    client: ClientQueue
+    cancellation: Cancellation
+    window: WindowReport
+    censored: dict[str, list[str]] = Field(
+        description="metric -> statistics that requests which had not ended when the run did could move by over 1 %"
+    )
+    by_class: dict[str, ClassSummary]
+    by_prompt_tokens: list[PromptBucket]
+    by_output_tokens: list[OutputBucket]
+    by_active_sequences: list[ActiveBucket]
+    definitions: dict[str, str] = Field(description="metric -> what it means here")
+    aliases: dict[str, dict[str, str]] = Field(description="tool -> its own metric name -> ours")
+    provenance: dict[str, Any] = Field(description="what reproduces this run")
+
+
+DEFINITIONS = {name: str(field.description) for name, field in Metrics.model_fields.items()}
+"""Metric -> definition."""
+
+ALIASES = {
+    "vllm bench serve": {
+        "ttft": "ttft_after_client_queue_ms",
+        "tpot": "tpot_ms",
+        "itl": "itl_ms",
+        "e2el": "e2e_ms (less client_queue_ms, where a client limits itself)",
+    },
+    "sglang bench_serving": {
+        "ttft": "ttft_after_client_queue_ms",
+        "tpot": "tpot_ms",
+        "itl": "itl_ms",
+        "e2e_latency": "e2e_ms (less client_queue_ms, where a client limits itself)",
+    },
+    "aiperf": {
+        "time_to_first_token": "ttft_after_client_queue_ms",
+        "inter_token_latency": "tpot_ms",
+        "inter_chunk_latency": "itl_ms",
+        "request_latency": "e2e_ms (less client_queue_ms, where a client limits itself)",
+    },
+    "guidellm": {
+        "time_to_first_token_ms": "ttft_after_client_queue_ms",
+        "time_per_output_token_ms": "ntpot_ms (it includes the first token)",
+        "inter_token_latency_ms": "tpot_ms (weighted by tokens there)",
+    },
+    "inference-perf": {
+        "time_to_first_token": "ttft_after_client_queue_ms",
+        "time_per_output_token": "tpot_ms",
+        "inter_token_latency": "itl_ms",
+        "normalized_time_per_output_token": "ntpot_ms",
+        "request_latency": "e2e_ms (less client_queue_ms, where a client limits itself)",
+    },
+    "vllm server metrics": {
+        "time_to_first_token_seconds": "ttft_after_client_queue_ms",
+        "inter_token_latency_seconds": "itl_ms",
+        "request_time_per_output_token_seconds": "tpot_ms",
+        "e2e_request_latency_seconds": "e2e_ms (less client_queue_ms, where a client limits itself)",
+        "request_queue_time_seconds": "queue_ms (there: to the most recent admission)",
+    },
+}
+"""Tool -> its metric -> ours: the same word means different things in different tools."""
+
+
+def summary_schema() -> dict[str, Any]:
+    """The JSON Schema of `summary.json`."""
+    return Summary.model_json_schema()

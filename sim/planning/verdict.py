@@ -1,0 +1,162 @@
+"""One sentence about several runs: who wins, by how much, and why. A pure function of their summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+Summary = Mapping[str, Any]
+
+TIE = 0.02
+"""Two runs whose figures differ by less than this part count as equal."""
+
+_WORTH_NAMING = 0.05
+"""A lost share that differs by less is no reason."""
+
+
+class Yardstick(NamedTuple):
+    """Something to win in."""
+
+    phrase: str
+    """`{0}` stands for how many times the winner is better, `{1}` for whom it beats."""
+    value: Callable[[Summary], float | None]
+    is_more_better: bool
+
+
+YARDSTICKS = (
+    Yardstick(
+        "its requests within the SLO per second are {0} those of {1}",
+        lambda summary: summary["throughput"]["goodput_requests_per_s"],
+        is_more_better=True,
+    ),
+    Yardstick(
+        "its output tokens per second are {0} those of {1}",
+        lambda summary: summary["throughput"]["output_tokens_per_s"],
+        is_more_better=True,
+    ),
+    Yardstick(
+        "its mean end-to-end latency is {0} shorter than that of {1}",
+        lambda summary: summary["metrics"]["e2e_ms"]["mean"],
+        is_more_better=False,
+    ),
+)
+"""In order of importance: the first one on which the runs differ decides."""
+
+
+class _Loss(NamedTuple):
+    """A way to lose: its share of something, and how to say it."""
+
+    phrase: str
+    share: Callable[[Summary], float]
+
+
+def verdict(summaries: Mapping[str, Summary]) -> str:
+    """The sentence for two or more runs, by name.
+
+    It gives a reason for the first run's loss, or for the largest loss if the first is among the best.
+    """
+    for yardstick in YARDSTICKS:
+        values = {name: yardstick.value(summary) or 0.0 for name, summary in summaries.items()}
+        if max(values.values()) <= min(values.values()) * (1 + TIE):
+            continue
+        ranked = sorted(values, key=lambda name: values[name], reverse=yardstick.is_more_better)
+        factors = {name: _factor(values[name], values[ranked[0]]) for name in ranked}
+        level = [name for name in ranked if factors[name] < 1 + TIE]
+        beaten = [name for name in ranked if name not in level]
+        lead = f"{level[0]} wins" + (f" (level with {', '.join(level[1:])})" if level[1:] else "")
+        margins = _margins(yardstick, {name: factors[name] for name in beaten})
+        first = next(iter(summaries))
+        loser = first if first in beaten else beaten[-1]
+        return f"{lead}: {margins}, because {loser} {_reason(summaries[loser], summaries[level[0]])}."
+    return f"Nobody wins: goodput, output and latency differ by less than {TIE:.0%}."
+
+
+def _margins(yardstick: Yardstick, factors: Mapping[str, float]) -> str:
+    """By how much the winner is better than each other one; some may have nothing to compare with."""
+    finite = [
+        (f"{factor:.3g} times" if factor < 100 else f"{factor:,.0f} times", name)
+        for name, factor in factors.items()
+        if factor != float("inf")
+    ]
+    nothing = [name for name, factor in factors.items() if factor == float("inf")]
+    parts = [yardstick.phrase.format(*finite[0]), *(" ".join(margin) for margin in finite[1:])] if finite else []
+    parts += [f"{' and '.join(nothing)} had none"] if nothing else []
+    return ", ".join(parts)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times" if factor < 100 else f"{factor:,.0f} times"
+
+
+def _factor(value: float, best: float) -> float:
+    """How many times better `best` is, >= 1."""
+    high, low = max(value, best), min(value, best)
+    return high / low if low > 0 else float("inf")
+
+
+def _reason(loser: Summary, winner: Summary) -> str:
+    """What the loser lost most by, beyond the winner; else that few ran, stalls, queueing, or what limits it."""
+    excess = {loss: loss.share(loser) - loss.share(winner) for loss in _LOSSES}
+    loss = max(_LOSSES, key=lambda loss: excess[loss])
+    if excess[loss] >= _WORTH_NAMING:
+        return loss.phrase.format(loss.share(loser))
+    running, best = _num_running(loser), _num_running(winner)
+    queue_share = _queue_share(loser)
+    queued = queue_share >= _WORTH_NAMING
+    if running < 0.9 * best:
+        few = f"had {running:.3g} requests running on average against {best:.3g}"
+        return f"{few}, and kept requests queued for {queue_share:.0%} of their latency" if queued else few
+    stall_ms, shortest_ms = _longest_stall_ms(loser), _longest_stall_ms(winner)
+    if stall_ms > 2 * shortest_ms:
+        return f"let running answers stall for up to {stall_ms:,.0f} ms, against {shortest_ms:,.0f} ms"
+    if queued:
+        return f"kept requests queued for {queue_share:.0%} of their latency"
+    return f"is limited by {loser['limits']['verdict']}"
+
+
+def _num_running(summary: Summary) -> float:
+    return float(summary["iterations"]["mean_num_running"] or 0.0)
+
+
+def _longest_stall_ms(summary: Summary) -> float:
+    return float(summary["metrics"]["itl_ms"]["max"] or 0.0)
+
+
+def _queue_share(summary: Summary) -> float:
+    queue_ms, e2e_ms = (summary["metrics"][key]["mean"] or 0.0 for key in ("queue_ms", "e2e_ms"))
+    return float(queue_ms / e2e_ms) if e2e_ms else 0.0
+
+
+def _finished_slots(summary: Summary) -> float:
+    return float(summary["waste"]["finished_slot_share"])
+
+
+def _padding(summary: Summary) -> float:
+    return float(summary["waste"]["padding_share"])
+
+
+def _recomputed(summary: Summary) -> float:
+    iterations = summary["iterations"]
+    computed = (iterations["mean_scheduled_tokens"] or 0.0) * iterations["count"]
+    return float(summary["kv"]["recomputed_tokens"] / computed) if computed else 0.0
+
+
+def _reserved_kv(summary: Summary) -> float:
+    """Reserved but unused KV, where KV keeps the queue waiting."""
+    waits_for_kv = summary["limits"]["shares"]["kv"] > 0.1
+    return float(summary["kv"]["reserved_unused_share"]) if waits_for_kv else 0.0
+
+
+def _waiting_idle(summary: Summary) -> float:
+    """Time in which the device idled although requests waited, at most."""
+    idle = 1.0 - (summary["iterations"]["busy_share"] or 0.0)
+    return float(min(idle, summary["limits"]["shares"]["admission"]))
+
+
+_LOSSES = (
+    _Loss("kept places of its batch for finished requests {0:.0%} of the time that they were held", _finished_slots),
+    _Loss("computed {0:.0%} of its tokens as padding, for nobody", _padding),
+    _Loss("computed {0:.0%} of its tokens again after preemptions", _recomputed),
+    _Loss("left {0:.0%} of the KV that requests had reserved unused while others waited for it", _reserved_kv),
+    _Loss("let the device idle {0:.0%} of the time, waiting for company for a request", _waiting_idle),
+)

@@ -1,0 +1,55 @@
+"""What comes with servesim, as rows: models, GPUs, policies."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from sim.gpu import gpus
+from sim.model import models
+from sim.policies.base import POLICIES, EngineOptions
+
+GIB = 2**30
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """One row per bundled model. KV bytes per token are those of 16-bit KV without tensor parallelism."""
+    return [
+        {
+            "model": model.name,
+            "billion_params": round(model.num_parameters / 1e9, 2),
+            "layers": model.num_hidden_layers,
+            "heads": model.num_attention_heads,
+            "kv_heads": model.num_key_value_heads,
+            "weights_gib": round(model.weight_bytes() / GIB, 1),
+            "kv_bytes_per_token": model.kv_bytes_per_token(model.dtype_bytes),
+            "max_model_len": model.max_position_embeddings,
+        }
+        for model in models()
+    ]
+
+
+def gpu_rows() -> list[dict[str, Any]]:
+    """One row per bundled GPU: vendor peaks, dense."""
+    return [
+        {
+            "gpu": gpu.name,
+            "memory_gib": round(gpu.memory_bytes / GIB, 1),
+            "bandwidth_tb_per_s": round(gpu.bandwidth_bytes_per_s / 1e12, 3),
+            "bf16_tflops": round(gpu.bf16_flops / 1e12, 1),
+            "fp8_tflops": None if gpu.fp8_flops is None else round(gpu.fp8_flops / 1e12, 1),
+            "link_gb_per_s": round(gpu.link_bytes_per_s / 1e9, 1),
+        }
+        for gpu in gpus()
+    ]
+
+
+def policy_rows() -> list[dict[str, Any]]:
+    """One row per policy: what it is, and the options that it has beyond those of every engine."""
+    rows = []
+    for name in POLICIES:
+        policy = POLICIES.load(name)
+        own = [option for option in policy.Options.model_fields if option not in EngineOptions.model_fields]
+        summary = (inspect.getdoc(inspect.getmodule(policy)) or "").partition("\n")[0].rstrip(".")
+        rows.append({"policy": name, "what": summary, "options": ", ".join(own)})
+    return rows

@@ -1,0 +1,207 @@
+"""Summaries, comparisons and derivations as rich renderables for a terminal of 80 columns. Nothing prints here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_LATENCIES = {
+    "ttft_ms": "TTFT, ms",
+    "itl_ms": "ITL, ms",
+    "tpot_ms": "TPOT, ms",
+    "ntpot_ms": "NTPOT, ms",
+    "e2e_ms": "E2E, ms",
+    "queue_ms": "queue, ms",
+}
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
+_COMPARED = {
+    "output_tokens_per_s": ("tokens\nper s", 1.0),
+    "goodput_requests_per_s": ("good\nper s", 1.0),
+    "ttft_mean_ms": ("TTFT\nmean, s", 1e-3),
+    "ttft_p99_ms": ("TTFT\np99, s", 1e-3),
+    "itl_p99_ms": ("ITL p99\nms", 1.0),
+    "e2e_mean_ms": ("E2E\nmean, s", 1e-3),
+    "e2e_p99_ms": ("E2E\np99, s", 1e-3),
+    "makespan_s": ("make-\nspan, s", 1.0),
+}
+"""Metric -> column head and factor to its unit."""
+GIB = 2**30
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A figure with about `digits` significant digits and thousands separated; a dash for none."""
+    if value is None:
+        return "–"
+    if isinstance(value, (bool, str)):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if 0 < abs(value) < 10**-digits:
+        return f"{value:.0e}"
+    return f"{value:.{digits}g}"
+
+
+def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows of equal keys as a table; numbers are right-aligned."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, key in enumerate(rows[0]):
+        is_number = all(row[key] is None or isinstance(row[key], (int, float)) for row in rows)
+        header = key.replace("_per_", "_/").replace("_", "\n")
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0)
+    for row in rows:
+        table.add_row(*(number(value, 6) for value in row.values()))
+    return table
+
+
+def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
+    """Two columns: what, and how much."""
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for what, how_much in facts:
+        table.add_row(Text(what), Text(how_much))
+    return table
+
+
+def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """The summary of one run: latencies, what flowed, what was used, and what limits it in the last line."""
+    yield Text(title, style="bold")
+    yield latency_table(summary["metrics"])
+    yield facts_table("", list(_facts(summary)))
+    for note in _notes(summary):
+        yield Text(f"note: {note}")
+    yield limits_line(summary["limits"])
+
+
+def comparison_report(comparison: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """One row per variant, each value above its ratio to the first variant; then who wins and why."""
+    yield Text(title, style="bold")
+    rows = comparison["table"]
+    shown = [name for name in _COMPARED if any(row["values"][name] is not None for row in rows)]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("variant", overflow="fold")
+    for name in shown:
+        table.add_column(_COMPARED[name][0], justify="right", no_wrap=True)
+    table.add_column("limited\nby", no_wrap=True)
+    for row in rows:
+        cells = [_with_ratio(row["values"][name], row["ratios"][name], _COMPARED[name][1]) for name in shown]
+        table.add_row(Text(row["variant"]), *cells, row["limit"])
+    yield table
+    yield Text(f"× and ÷: so many times the value of {comparison['baseline']}, or so many times less")
+    if not comparison["has_same_traffic"]:
+        yield Text("note: these scenarios did not meet the same requests; differences are not the scheduler's alone")
+    yield Text(comparison["verdict"], style="bold")
+
+
+def _with_ratio(value: float | None, ratio: float | None, factor: float) -> str:
+    shown = number(None if value is None else value * factor, 3)
+    if not ratio:
+        return shown
+    return f"{shown}\n×{number(ratio, 3)}" if ratio > 0.1 else f"{shown}\n÷{number(1 / ratio, 3)}"
+
+
+def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Percentiles of every latency that the run has."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for statistic in _STATISTICS:
+        table.add_column({"p999": "p99.9"}.get(statistic, statistic), justify="right")
+    for key, label in _LATENCIES.items():
+        table.add_row(label, *(number(metrics[key].get(statistic)) for statistic in _STATISTICS))
+    return table
+
+
+def limits_line(limits: Mapping[str, Any]) -> Text:
+    """The last line: what limits the run."""
+    shares = sorted(limits["shares"].items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+    return Text.assemble(("what limits you: ", "bold"), limits["verdict"], f"\n  of the time: {named}" if named else "")
+
+
+def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    throughput, kv, iterations = summary["throughput"], summary["kv"], summary["iterations"]
+    yield (
+        "throughput",
+        f"{number(throughput['requests_per_s'])} requests/s, "
+        f"{number(throughput['output_tokens_per_s'])} output tokens/s"
+        + _goodput(throughput.get("goodput_requests_per_s")),
+    )
+    outcomes = {name: count for name, count in summary["outcomes"].items() if count or name == "finished"}
+    yield "requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())
+    yield (
+        "KV cache",
+        f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
+        f"{_percent(kv['peak_usage'])} at peak; "
+        f"{number(kv['num_preemptions'])} preemptions, {number(kv['recomputed_tokens'])} tokens recomputed",
+    )
+    yield (
+        "iterations",
+        f"{number(iterations['count'])}, on average {number(iterations['mean_num_running'])} requests running and "
+        f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
+    )
+    yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What qualifies the figures above."""
+    window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
+    yield f"measured: {window['description']}"
+    for term in summary["slo"]:
+        verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
+        yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"
+    if summary["client"]["num_delayed"]:
+        yield (
+            f"{summary['client']['num_delayed']:,} requests waited at their client, "
+            f"{number(summary['metrics']['client_queue_ms']['mean'])} ms on average over all requests"
+        )
+    if cancellation["num_departed"]:
+        yield (
+            f"{cancellation['num_departed']:,} clients left; KV was free "
+            f"{number(cancellation['to_free_ms']['mean'])} ms later on average; "
+            f"{cancellation['tokens_for_departed']:,} tokens were computed for nobody"
+        )
+    if waste["padding_tokens"] or waste["finished_slot_s"]:
+        yield (
+            f"{_percent(waste['padding_share'])} of the computed tokens were padding, and finished requests held their "
+            f"places for {_percent(waste['finished_slot_share'])} of the time that places were held"
+        )
+    for metric, statistics in summary["censored"].items():
+        yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
+    yield from summary["provenance"].get("notes", ())
+
+
+def _goodput(rate: float | None) -> str:
+    return "" if rate is None else f", {number(rate)} good requests/s"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """The derivation of the KV pool, term by term, and what it holds."""
+    yield Text(title, style="bold")
+    replica = f"{explanation['model']} on {explanation['tensor_parallel']} × {explanation['gpu']}, bytes per GPU"
+    terms = [(line["term"], _gib(line["bytes"])) for line in explanation["terms"]]
+    terms.append(("= left for KV", _gib(explanation["available_bytes"])))
+    yield facts_table(replica, terms)
+    source = {"derived": "from the memory left"}.get(explanation["num_gpu_blocks_from"], "given by the scenario")
+    yield facts_table(
+        "KV cache",
+        [
+            ("KV per token", f"{number(explanation['kv_bytes_per_token'])} B"),
+            (f"KV per block of {explanation['block_size']} tokens", f"{number(explanation['block_bytes'])} B"),
+            (f"blocks, {source}", f"{number(explanation['num_gpu_blocks'])} ({_gib(explanation['kv_bytes'])})"),
+            (
+                f"maximum concurrency for {number(explanation['max_model_len'])} tokens per request",
+                f"{explanation['max_concurrency_at_max_model_len']:.2f}x",
+            ),
+        ],
+    )
+    yield rows_table("requests that the KV cache holds at once", explanation["requests_that_fit"])
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.2f} GiB"

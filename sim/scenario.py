@@ -1,0 +1,181 @@
+"""A scenario: what is served, on what, how it is scheduled, and who asks for it.
+
+One YAML file, checked completely before anything runs. What one field alone can get wrong is found here;
+what takes a model, a GPU or the drawn traffic to see is found by `sim.build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from sim.cost.base import COST_MODELS, CostOptions
+from sim.errors import ScenarioError
+from sim.metrics.slo import parse_slo
+from sim.options import Count, CountOrZero, NonNegative, OneOf, Options, Positive
+from sim.policies.base import POLICIES, EngineOptions
+from sim.scenario_errors import scenario_error
+from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
+from sim.workload.base import ARRIVALS, ArrivalOptions
+from sim.workload.traffic import TrafficClass
+
+
+def refusal(found: str, *, valid: str = "", remedy: str = "", **place: str) -> PydanticCustomError:
+    """What a validator raises; `key` is where, relative to what it validates."""
+    return PydanticCustomError("refused", "{found}", {"found": found, "valid": valid, "remedy": remedy, **place})
+
+
+def _check_slo(slo: dict[str, float], **place: str) -> dict[str, float]:
+    try:
+        parse_slo(slo)
+    except ScenarioError as error:
+        raise refusal(error.found, valid=error.valid, remedy=error.remedy, **place) from None
+    return slo
+
+
+Slo = Annotated[dict[str, Positive], AfterValidator(lambda slo: _check_slo(slo))]
+"""Limits such as `p99_ttft_ms: 500`, milliseconds."""
+
+
+class Hardware(Options):
+    """What one replica runs on."""
+
+    gpu: str = Field(description="name of a GPU; `servesim gpus` lists them")
+    tensor_parallel: Count = Field(default=1, description="GPUs that share the model")
+
+
+class RunOptions(Options):
+    """How long the run is, and what of it is measured."""
+
+    num_requests: Count | None = Field(default=None, description="requests over all classes, the earliest ones")
+    duration_s: Positive | None = Field(default=None, description="arrivals end here, seconds")
+    warmup_s: NonNegative = Field(default=0.0, description="requests that arrive earlier are not measured, seconds")
+    drain: bool = Field(
+        default=True, description="run until the last request is over; false: cut at duration_s, the rest is unfinished"
+    )
+    cut_drain: bool = Field(
+        default=False, description="measure rates up to the last arrival only, not while the run drains"
+    )
+    oversized: Literal["error", "reject"] = Field(
+        default="error", description="a request that can never fit stops the run, or is rejected by the engine"
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> RunOptions:
+        if not self.drain and self.duration_s is None:
+            raise refusal("drain: false needs duration_s")
+        if self.duration_s is not None and self.warmup_s >= self.duration_s:
+            raise refusal(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g} to measure")
+        return self
+
+
+def _roofline() -> CostOptions:
+    return COST_MODELS.load("roofline").Options(kind="roofline")
+
+
+def is_model_path(name: str) -> bool:
+    """Whether a scenario's `model` is a path rather than a bundled name."""
+    return "/" in name or "$" in name or name.endswith(".json")
+
+
+class Scenario(Options):
+    """Everything that a simulation depends on. Make one with `load_scenario` or `parse_scenario`."""
+
+    name: str = Field(default="scenario", description="what tables and plots call it; default: the file's name")
+    seed: CountOrZero = Field(default=0, description="seed of every random stream")
+    model: str = Field(description="name of a model that `servesim models` lists, or the path of a HF config.json")
+    hardware: Hardware
+    engine: Annotated[EngineOptions, OneOf(POLICIES, key="policy")]
+    cost: Annotated[CostOptions, OneOf(COST_MODELS)] = Field(default_factory=_roofline)
+    traffic: list[TrafficClass] = Field(min_length=1, description="the request classes")
+    arrivals: Annotated[ArrivalOptions, OneOf(ARRIVALS)] | None = Field(
+        default=None, description="one arrival process for all classes, which split it by their share"
+    )
+    run: RunOptions = Field(default_factory=RunOptions)
+    slo: Slo = Field(default_factory=dict, description="service level objectives: <statistic>_<metric>_ms, ms")
+    compare: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="variants: what each changes in this scenario, on the same arrivals"
+    )
+
+    _place: str = PrivateAttr(default="scenario")
+    _folder: Path = PrivateAttr(default=Path())
+    _data: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _allow_imports: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _check_class_slos(self) -> Scenario:
+        for i, traffic_class in enumerate(self.traffic):
+            _check_slo(traffic_class.slo or {}, key=f"traffic[{i}].slo")
+        return self
+
+    @property
+    def allows_imports(self) -> bool:
+        """Whether it may name classes outside servesim."""
+        return self._allow_imports
+
+    @property
+    def place(self) -> str:
+        """Where it comes from, for messages."""
+        return self._place
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths in it are relative to."""
+        return self._folder
+
+    def variants(self) -> dict[str, Scenario]:
+        """The scenarios under `compare`, each of them complete, by name. Raises ScenarioError."""
+        base = {key: value for key, value in self._data.items() if key != "compare"}
+        variants: dict[str, Scenario] = {}
+        for name, overlay in self.compare.items():
+            place = f"{self.place}: compare.{name}"
+            data = lay_over(base, overlay, place)
+            variants[name] = parse_scenario(
+                data | {"name": name}, place=place, folder=self.folder, allow_imports=self._allow_imports
+            )
+        return variants
+
+
+def load_scenario(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    allow_imports: bool = False,
+) -> Scenario:
+    """Read, override and check a scenario file.
+
+    `overrides` are `key.key=value` with YAML values, as for `--set`; `seed` replaces the file's.
+    `allow_imports` lets the scenario name classes outside servesim, which runs their code. Relative paths
+    in it are relative to its folder. Raises ScenarioError; all findings are in one message, a line each.
+    """
+    path = Path(path)
+    data = read_yaml(path)
+    data = lay_over(data, overlay_from_overrides(overrides), str(path))
+    if seed is not None:
+        data["seed"] = seed
+    return parse_scenario({"name": path.stem} | data, place=str(path), folder=path.parent, allow_imports=allow_imports)
+
+
+def parse_scenario(
+    data: Mapping[str, Any], *, place: str = "scenario", folder: Path | str = ".", allow_imports: bool = False
+) -> Scenario:
+    """Check a scenario given as nested dicts and lists, as YAML would. Raises ScenarioError at `place`."""
+    data = dict(data)
+    try:
+        scenario = Scenario.model_validate(data, context={"allow_imports": allow_imports})
+    except ValidationError as error:
+        raise scenario_error(error, data, Scenario, place) from None
+    except ScenarioError as error:
+        raise ScenarioError(
+            f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy
+        ) from None
+    scenario._place, scenario._folder = place, Path(folder)
+    scenario._data, scenario._allow_imports = data, allow_imports
+    if scenario.compare:
+        scenario.variants()
+    return scenario

@@ -1,0 +1,85 @@
+"""A run on disk: one Parquet file per table, the run's facts in their metadata. No file is ever half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.cost.base import Resource
+from sim.errors import UserError
+from sim.metrics.facts import RunFacts
+from sim.metrics.limits import Breakdown
+from sim.record import Columns, Tables
+
+TABLE_NAMES = ("iterations", "chunks", "requests", "segments")
+
+_FACTS_KEY = b"servesim"
+_REMEDY = "Give a folder that `servesim run --out` wrote."
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` to write to; it takes that name if and only if the block succeeds.
+
+    An interruption (Ctrl-C included) leaves neither a temporary file nor a changed `path`.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown) -> list[Path]:
+    """Write every table of a run to `folder` (made if need be); the cost terms are columns of `iterations`."""
+    import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {_FACTS_KEY: json.dumps(asdict(facts), sort_keys=True).encode()}
+    costs = {_cost_column(resource): breakdown[resource] for resource in Resource}
+    paths = []
+    for name in TABLE_NAMES:
+        columns = getattr(tables, name) | (costs if name == "iterations" else {})
+        paths.append(folder / f"{name}.parquet")
+        with atomic_path(paths[-1]) as path:
+            pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
+    return paths
+
+
+def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
+    """What `save_run` wrote. Raises UserError for a folder that holds no run."""
+    tables: dict[str, Columns] = {}
+    for name in TABLE_NAMES:
+        tables[name], facts = _read(folder / f"{name}.parquet")
+    try:
+        costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
+        breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
+        return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown
+    except (KeyError, TypeError) as error:
+        found = f"is not a run of this version of servesim (missing or unknown: {error})"
+        raise UserError(str(folder), found, remedy=_REMEDY) from error
+
+
+def _read(path: Path) -> tuple[Columns, dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        facts: dict[str, Any] = json.loads((table.schema.metadata or {})[_FACTS_KEY])
+    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise UserError(str(path), f"is not a table of a run ({type(error).__name__})", remedy=_REMEDY) from error
+    return {name: table[name].to_numpy() for name in table.column_names}, facts
+
+
+def _cost_column(resource: Resource) -> str:
+    return f"cost_{resource.value}_ns"

@@ -1,0 +1,119 @@
+"""Every scenario runs, says what it is for, and shows what its header promises."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sim
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+NUM_REQUESTS = 250
+"""Of each scenario, enough to run all of it."""
+
+
+@pytest.fixture(autouse=True)
+def _without_shared_data(monkeypatch: pytest.MonkeyPatch):
+    """Scenarios work for those who have only this repository."""
+    monkeypatch.setenv("SERVESIM_SHARED", "/nonexistent")
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_it_says_what_it_is_for(path: Path):
+    header = re.match(r"(#.*\n)+", path.read_text())
+    assert header, "a scenario begins with a comment"
+    for word in ("Question:", "Answer:", "Run time:"):
+        assert word in header[0]
+    assert sim.load_scenario(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_it_runs(path: Path):
+    scenario = sim.load_scenario(path, [f"run.num_requests={NUM_REQUESTS}"])
+    results = [sim.run(scenario)] if not scenario.compare else sim.compare(scenario).results.values()
+    for result in results:
+        summary = result.summary()
+        assert sum(summary["outcomes"].values()) == NUM_REQUESTS
+        assert summary["outcomes"]["unfinished"] == 0
+        assert sum(summary["limits"]["shares"].values()) == pytest.approx(1)
+
+
+def load(name: str, *overrides: str) -> sim.Scenario:
+    return sim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides)
+
+
+def test_kv_pressure_is_limited_by_kv():
+    summary = sim.run(load("kv_pressure")).summary()
+    assert summary["limits"]["binds"] == "kv"
+    assert summary["kv"]["num_preemptions"] > 100
+    assert summary["kv"]["peak_usage"] > 0.99
+
+
+def test_a_client_with_eight_connections_never_shows_more_than_eight():
+    comparison = sim.compare(load("client_limit"))
+    limited, unlimited = comparison.summaries.values()
+    assert limited["limits"]["binds"] == "client"
+    assert limited["iterations"]["peak_num_running"] == 8
+    assert limited["metrics"]["client_queue_ms"]["mean"] > 1000
+    assert unlimited["metrics"]["client_queue_ms"]["max"] == 0
+    assert unlimited["iterations"]["peak_num_running"] > 8
+
+
+def test_continuous_batching_gains_with_the_spread_of_outputs_and_nothing_without():
+    """Outputs between 256 - spread and 256 + spread: the fewer are alike, the more places stand idle."""
+    ratios = []
+    for spread in (0, 64, 192, 255):
+        outputs = f"traffic[0].output_tokens={{kind: uniform, low: {256 - spread}, high: {256 + spread}}}"
+        scenario = load("static_vs_continuous_equal", outputs, "traffic[0].arrivals.num_requests=256")
+        table = sim.compare(scenario).table
+        ratios.append(table[0]["values"]["makespan_s"] / table[-1]["values"]["makespan_s"])
+    assert ratios[0] == pytest.approx(1, abs=0.005)
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 1.4
+
+
+def test_prompt_release_pays_when_clients_leave():
+    aborted, kept = sim.compare(load("cancellations", "run.num_requests=400")).summaries.values()
+    assert aborted["cancellation"]["tokens_for_departed"] < 0.1 * kept["cancellation"]["tokens_for_departed"]
+    assert aborted["metrics"]["ttft_ms"]["p99"] < kept["metrics"]["ttft_ms"]["p99"]
+
+
+def test_chunked_prefill_bounds_the_stall_of_running_answers():
+    summaries = sim.compare(load("long_prompt_burst")).summaries.values()
+    by_class = [summary["by_class"] for summary in summaries]
+    whole, chunks_of_2048, chunks_of_512 = (classes["chat"]["metrics"]["itl_ms"]["max"] for classes in by_class)
+    assert whole > 500 > 100 > chunks_of_2048 > chunks_of_512
+    ttfts = [classes["documents"]["metrics"]["ttft_ms"]["mean"] for classes in by_class]
+    assert ttfts == sorted(ttfts)
+
+
+def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    assert "in place of" in sim.run(load("azure_code", "run.num_requests=5")).facts.provenance["notes"][0]
+    monkeypatch.setenv("SERVESIM_SHARED", str(shared))
+    notes = sim.run(load("azure_code", "run.num_requests=5")).facts.provenance["notes"]
+    assert notes == ["class 'code' plays ${SERVESIM_SHARED}/data/traces/azure_llm_2023/code_first30min.csv"]
+
+
+def snippets(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for found, block in blocks if found == language]
+
+
+def test_the_readme_does_what_it_says(tmp_path: Path):
+    (scenario,) = snippets("yaml")
+    (tmp_path / "scenario.yaml").write_text(re.sub(r"num_requests: \d+", "num_requests: 50", scenario))
+    commands = [line for block in snippets("") for line in block.splitlines() if "/servesim " in line]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for command in commands:
+        arguments = command.split()[1:]
+        subprocess.run([sys.executable, "-m", "sim", *arguments], cwd=tmp_path, env=environment, check=True)
+    for code in snippets("python"):
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    assert len(commands) == 2
+    assert json.loads((tmp_path / "out" / "chat" / "summary.json").read_text())["outcomes"]["finished"] == 50

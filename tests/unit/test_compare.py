@@ -1,0 +1,167 @@
+"""Comparisons: same arrivals, ratios, and the sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.errors import ScenarioError
+from sim.planning.compare import compare, folder_name
+from sim.planning.verdict import verdict
+from sim.scenario import parse_scenario
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "hardware": {"gpu": "h100-sxm"},
+    "engine": {"policy": "static", "max_batch_size": 4, "max_model_len": 1024, "num_gpu_blocks": 256},
+    "cost": {"kind": "constant", "step_ms": 10.0},
+    "traffic": [
+        {
+            "name": "job",
+            "arrivals": {"kind": "burst", "num_requests": 16, "at_s": 0.0},
+            "prompt_tokens": 16,
+            "output_tokens": {"kind": "uniform", "low": 2, "high": 60},
+        }
+    ],
+    "compare": {
+        "orca": {"engine": {"policy": "orca", "max_batch_size": 4}},
+        "vllm": {
+            "engine": {
+                "policy": "vllm-v1",
+                "max_num_seqs": 4,
+                "max_num_batched_tokens": 256,
+                "async_scheduling": False,
+            }
+        },
+    },
+}
+
+
+def test_ratios_refer_to_the_base_and_arrivals_are_the_same(tmp_path: Path):
+    comparison = compare(parse_scenario(BASE))
+    assert list(comparison.results) == ["static", "orca", "vllm"]
+    assert (comparison.baseline, comparison.has_same_traffic) == ("static", True)
+    static, orca, vllm = comparison.table
+    assert static["ratios"]["makespan_s"] == 1.0
+    assert orca["ratios"]["makespan_s"] == orca["values"]["makespan_s"] / static["values"]["makespan_s"] < 1
+    assert orca["values"] == vllm["values"]
+    assert comparison.verdict.startswith("orca wins (level with vllm): its output tokens per second are ")
+    assert "because static kept places of its batch for finished requests" in comparison.verdict
+    written = comparison.save(tmp_path)
+    assert {path.parent.name for path in written} == {"static", "orca", "vllm", tmp_path.name}
+    assert json.loads((tmp_path / "comparison.json").read_text()) == json.loads(json.dumps(comparison.to_dict()))
+
+
+def test_the_advantage_vanishes_when_all_outputs_are_equal():
+    equal = BASE["traffic"][0] | {"output_tokens": 30}
+    comparison = compare(parse_scenario(BASE | {"traffic": [equal]}))
+    assert [row["ratios"]["makespan_s"] for row in comparison.table] == [1.0, 1.0, 1.0]
+    assert comparison.verdict == "Nobody wins: goodput, output and latency differ by less than 2%."
+
+
+def test_scenarios_with_other_requests_are_told_apart():
+    def named(name: str, **changes: object):
+        return parse_scenario(BASE | {"name": name, "compare": {}} | changes, place=f"{name}.yaml")
+
+    same = compare(named("one"), named("same"))
+    assert (list(same.results), same.has_same_traffic) == (["one", "same"], True)
+    assert not compare(named("one"), named("two", seed=5)).has_same_traffic
+    with pytest.raises(ScenarioError) as caught:
+        compare(named("one"), named("one"))
+    assert str(caught.value) == "one.yaml: is given twice."
+
+
+def test_variants_that_share_the_policy_are_compared_with_the_base():
+    data = BASE | {"compare": {"eight": {"engine": {"max_batch_size": 8}}}}
+    assert list(compare(parse_scenario(data)).results) == ["base", "eight"]
+
+
+def test_nothing_to_compare():
+    with pytest.raises(ScenarioError) as caught:
+        compare(parse_scenario(BASE | {"compare": {}}, place="x.yaml"))
+    message = "x.yaml: has nothing to compare. Give it a `compare` section, or name several scenarios."
+    assert str(caught.value) == message
+
+
+def test_variants_get_plain_folder_names():
+    assert [folder_name(name) for name in ("no batching", "a/b", "../x", "vllm-v1", "…")] == [
+        "no_batching",
+        "a_b",
+        "x",
+        "vllm-v1",
+        "_",
+    ]
+
+
+def summary(**changes: object) -> dict:
+    values = {"tokens": 100.0, "good": None, "e2e": 1000.0, "queue": 0.0, "running": 8.0, "busy": 1.0, "padding": 0.0}
+    values |= {
+        "finished_slots": 0.0,
+        "kv": 0.0,
+        "admission": 0.0,
+        "unused": 0.0,
+        "recomputed": 0,
+        "stall": 9.0,
+    } | changes
+    return {
+        "throughput": {"goodput_requests_per_s": values["good"], "output_tokens_per_s": values["tokens"]},
+        "metrics": {
+            "e2e_ms": {"mean": values["e2e"]},
+            "queue_ms": {"mean": values["queue"]},
+            "itl_ms": {"max": values["stall"]},
+        },
+        "iterations": {
+            "mean_num_running": values["running"],
+            "busy_share": values["busy"],
+            "mean_scheduled_tokens": 10.0,
+            "count": 100,
+        },
+        "kv": {"recomputed_tokens": values["recomputed"], "reserved_unused_share": values["unused"]},
+        "waste": {"finished_slot_share": values["finished_slots"], "padding_share": values["padding"]},
+        "limits": {"shares": {"kv": values["kv"], "admission": values["admission"]}, "verdict": "compute: ..."},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"padding": 0.4}, "computed 40% of its tokens as padding, for nobody"),
+        (
+            {"finished_slots": 0.5, "padding": 0.4},
+            "kept places of its batch for finished requests 50% of the time that they were held",
+        ),
+        ({"recomputed": 250}, "computed 25% of its tokens again after preemptions"),
+        ({"busy": 0.6, "admission": 0.9}, "let the device idle 40% of the time, waiting for company for a request"),
+        (
+            {"kv": 0.8, "unused": 0.7},
+            "left 70% of the KV that requests had reserved unused while others waited for it",
+        ),
+        ({"running": 4.0}, "had 4 requests running on average against 8"),
+        (
+            {"running": 4.0, "queue": 500.0},
+            "had 4 requests running on average against 8, and kept requests queued for 50% of their latency",
+        ),
+        ({"queue": 500.0, "stall": 900.0}, "let running answers stall for up to 900 ms, against 9 ms"),
+        ({"queue": 500.0}, "kept requests queued for 50% of their latency"),
+        ({}, "is limited by compute: ..."),
+    ],
+)
+def test_the_reason_is_what_the_loser_lost_most_by(changes: dict, reason: str):
+    sentence = verdict({"a": summary(tokens=200.0), "b": summary(**changes)})
+    assert sentence == f"a wins: its output tokens per second are 2 times those of b, because b {reason}."
+
+
+def test_goodput_decides_before_output_and_output_before_latency():
+    better = {"a": summary(good=1.0, tokens=50.0, e2e=2000.0), "b": summary(good=0.0)}
+    assert verdict(better).startswith("a wins: b had none, because")
+    level = {"a": summary(good=1.0, e2e=500.0), "b": summary(good=1.0, tokens=101.0), "c": summary(good=1.0, e2e=505.0)}
+    assert verdict(level) == (
+        "a wins (level with c): its mean end-to-end latency is 2 times shorter than that of b, "
+        "because b is limited by compute: ...."
+    )
+
+
+def test_two_percent_are_a_tie_and_five_are_not():
+    assert verdict({"a": summary(tokens=101.0), "b": summary()}).startswith("Nobody wins")
+    close = verdict({"a": summary(tokens=105.0), "b": summary()})
+    assert close.startswith("a wins: its output tokens per second are 1.05 times those of b, because b ")
