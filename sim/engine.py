@@ -187,6 +187,7 @@ class Engine:
         step, finished = self._core.complete()
         _, start_ns, end_ns, host_ns = self._device.pop_oldest()
         if step.is_empty:
+            self._recorder.record_preemptions(step)
             return bool(step.preempted)
         self._recorder.record(step, start_ns, end_ns, host_ns, finished)
         for request in finished.departed:
