@@ -311,7 +311,8 @@ def test_limits_are_never_exceeded(case, pool, traffic):
     assert (iterations["num_decode"] + iterations["prefill_tokens"]).max() <= budget
     assert (iterations["num_decode"] + iterations["num_prefills"] <= iterations["num_running"]).all()
     assert iterations["used_blocks"].max() <= run.policy.usable_blocks
-    assert (iterations["live_tokens"] <= iterations["used_blocks"] * BLOCK_SIZE).all()
+    if not run.tables.requests["cached_prompt_tokens"].any():  # a token that several share counts for each
+        assert (iterations["live_tokens"] <= iterations["used_blocks"] * BLOCK_SIZE).all()
     assert (iterations["num_new_blocks"] <= iterations["used_blocks"]).all()
     assert (iterations["num_padding_tokens"] < iterations["num_decode"] + iterations["prefill_tokens"]).all()
     for name, values in iterations.items():

@@ -1,5 +1,6 @@
 """Common prefixes and conversations: how they are drawn, sent, and found again by a prefix cache."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,14 @@ def test_bad_fields_are_refused(fields, message):
     with pytest.raises(ValidationError) as caught:
         TrafficClass.model_validate(a_class(**fields))
     assert caught.value.errors()[0]["msg"] == message
+
+
+def test_a_class_survives_a_round_trip_through_json():
+    lengths = {"kind": "lognormal", "mean": 2000, "cv": 0.5}
+    before = TrafficClass.model_validate(
+        a_class(prefix={"groups": 3, "tokens": lengths, "skew": 0.5}, conversation=SOME_TURNS)
+    )
+    assert TrafficClass.model_validate(json.loads(before.model_dump_json())) == before
 
 
 # --- in a run -------------------------------------------------------------------------------------
