@@ -38,9 +38,7 @@ class TrafficClass(Options):
         default=None, description="part of the scenario's common `arrivals`, chosen at random; the shares add up to 1"
     )
     num_requests: Count | None = Field(default=None, description="at most so many requests of this class")
-    prompt_tokens: LengthField | None = Field(
-        default=None, description="prompt lengths, tokens; without a shared prefix and earlier turns, if there are any"
-    )
+    prompt_tokens: LengthField | None = Field(default=None, description="prompt lengths, tokens")
     output_tokens: LengthField | None = Field(
         default=None, description="lengths of answers that nothing cuts short, tokens"
     )
@@ -51,7 +49,9 @@ class TrafficClass(Options):
         default=None, description="common texts that prompts begin with, on top of their own lengths"
     )
     conversation: Conversation | None = Field(
-        default=None, description="each arrival starts several turns, whose prompts quote what was said before"
+        default=None,
+        description="each arrival starts several turns; prompt lengths are then those of a turn's new tokens, on top "
+        "of all that was said before",
     )
     max_tokens: Count | None = Field(
         default=None,
