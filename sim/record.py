@@ -145,7 +145,7 @@ class Recorder:
                 shape.decode_context_sum_sq,
                 shape.decode_context_max,
                 len(step.chunks),
-                shape.prefill_tokens,
+                shape.prefill_tokens if shape.prefills else 0,
                 shape.num_sampled,
                 shape.num_padding_tokens,
                 shape.num_swapped_blocks,
@@ -285,12 +285,11 @@ class Recorder:
         if request.segment_lane == NEVER:
             return
         num_tokens = self._num_tokens_of_open_segment(request)
-        num_ticks = num_tokens - (request.segment_iteration != NEVER)
+        iteration = request.segment_iteration
+        num_ticks = num_tokens - (iteration != NEVER)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.append(
-            (request.index, request.segment_iteration, request.segment_lane, request.segment_first_tick, num_ticks)
-        )
+        self.segments.append((request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks))
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_tokens
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER

@@ -137,6 +137,10 @@ class Finished(NamedTuple):
     departed: list[Request]
 
 
+NOTHING_ENDED = Finished([], [], [])
+"""What most steps end. Shared: nobody adds to a `Finished`."""
+
+
 class SteadyRun(NamedTuple):
     """Steps in a row in which the same requests decode and nothing else happens to anybody."""
 
