@@ -188,6 +188,7 @@ class Engine:
         step, finished = self._core.complete()
         launch = self._device.pop_oldest()
         if launch.start_ns == launch.end_ns:
+            self._recorder.record_preemptions(step)
             return bool(step.preempted)
         self._recorder.record(step, launch.start_ns, launch.end_ns, launch.host_ns, finished)
         if finished is not NOTHING_ENDED:
