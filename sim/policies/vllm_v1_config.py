@@ -161,7 +161,7 @@ class V1Config:
 
     @property
     def max_in_flight(self) -> int:
-        """Depth of the engine's queue of batches. Async scheduling adds one, but V1's model runner only without stages."""
+        """Depth of the queue of batches. Async scheduling adds one, but V1's model runner only without stages."""
         adds_one = self.async_scheduling and (self.use_v2_model_runner or self.pipeline_parallel_size == 1)
         return self.pipeline_parallel_size + adds_one
 

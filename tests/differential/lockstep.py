@@ -7,7 +7,6 @@ from itertools import zip_longest
 from sim.core import EngineCore
 from sim.policies.vllm_v1 import VllmV1
 from sim.policies.vllm_v1_reference import VllmV1Reference
-from sim.policies.vllm_v1_state import state_of
 from sim.request import Request, Status
 from sim.step import Finished, Step
 from tests.differential.lives import Life
@@ -85,7 +84,7 @@ class Lockstep:
         self.seen["cancelled"] += 1
         self.seen["cancelled in flight"] += any(request.index in batch for batch in self._batches)
         if request.status is Status.RUNNING:
-            self.seen["cancelled in prefill" if state_of(request).is_mid_prefill else "cancelled in decode"] += 1
+            self.seen["cancelled in prefill" if request.policy_state.is_mid_prefill else "cancelled in decode"] += 1
         else:
             is_new = request.status is Status.WAITING
             self.seen["cancelled in queue" if is_new else "cancelled after a preemption"] += 1

@@ -17,7 +17,7 @@ from tests.differential.lockstep import Lockstep
 
 NUM_LIVES = 40
 SHARED = ("sim.policies.vllm_v1_config", "sim.policies.vllm_v1_state")
-"""What is not copied: what planners are told and what they keep, no decisions. The lockstep reads it, too."""
+"""What is not copied: what planners are told and what they keep, no decisions."""
 MUTATIONS = {
     "victims go to the back of the queue": ("self._waiting.appendleft(victim)", "self._waiting.append(victim)"),
     "admission after a preemption": (
