@@ -20,15 +20,10 @@ SHARED = ("sim.policies.vllm_v1_config", "sim.policies.vllm_v1_state")
 """What is not copied: what planners are told and what they keep, no decisions."""
 MUTATIONS = {
     "victims go to the back of the queue": ("self._waiting.appendleft(victim)", "self._waiting.append(victim)"),
-    "admission after a preemption": (
-        "if not plan.preempted:\n            self._admit",
-        "if True:\n            self._admit",
-    ),
-    "one slot too many": (
-        "len(self._running) < self.config.max_running",
-        "len(self._running) <= self.config.max_running",
-    ),
+    "admission after a preemption": ("if waiting and not plan.preempted:", "if waiting:"),
+    "one slot too many": ("len(running) < max_running", "len(running) <= max_running"),
 }
+"""What a rule's source says, and what it says when it is broken."""
 
 
 def modules_with(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
