@@ -53,20 +53,23 @@ class Clock:
         """An event that somebody will `trigger`."""
         return Event(self.env)
 
-    def trigger(self, event: Event, priority: Priority, delay_ns: int = 0) -> None:
-        """Let `event` fire `delay_ns` (>= 0) from now, in the given place of that nanosecond."""
+    def trigger(self, event: Event, priority: Priority) -> None:
+        """Let an `event()` fire now, in the given place of this nanosecond."""
         # What simpy.Timeout does, with a priority: the event has its value when it is scheduled.
         event._ok = True
         event._value = None
-        self.env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
+        self.env.schedule(event, priority)  # type: ignore[arg-type]  # SimPy's type knows only its own two
 
     def at(self, time_ns: int, priority: Priority) -> Event:
         """An event that fires at `time_ns` (>= now) in the given place of that nanosecond."""
-        delay_ns = time_ns - self.now_ns
+        env = self.env
+        delay_ns = time_ns - env.now
         if delay_ns < 0:
             raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
-        event = Event(self.env)
-        self.trigger(event, priority, delay_ns)
+        event = Event(env)
+        event._ok = True
+        event._value = None
+        env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
         return event
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
