@@ -204,7 +204,7 @@ class VllmV1(VllmV1Reference):
         if num_new_blocks:
             self._grow(growing)
         if self._is_caching:
-            self._publish_decoded()
+            self._publish_completed(self._completing())
         self._batch.tick += 1
         return num_new_blocks
 
@@ -218,17 +218,18 @@ class VllmV1(VllmV1Reference):
             self._unfold()
             super()._plan_running(plan)
             return
+        completing = self._completing() if self._is_caching else []
         growing = self._batch.at_context(0)
         if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
             self._grow(growing)
             plan.num_new_blocks += len(growing)
             for request, num_tokens in chunks:
+                self._publish_completed(completing, before=request)
                 self._schedule_running(request, num_tokens, plan)
         else:
-            self._place_under_pressure(chunks, plan)
+            self._place_under_pressure(chunks, completing, plan)
         plan.budget -= self._batch.num_decode
-        if self._is_caching:
-            self._publish_decoded()
+        self._publish_completed(completing)
 
     def _retire_foreseen_ends(self, plan: Plan) -> None:
         """Async: whoever gets its last possible token from the tick in flight is not planned again."""
@@ -277,7 +278,7 @@ class VllmV1(VllmV1Reference):
             return None
         return [(chunks[0][0], budget)] if budget else []
 
-    def _place_under_pressure(self, chunks: Chunks, plan: Plan) -> None:
+    def _place_under_pressure(self, chunks: Chunks, completing: list[tuple[Request, int]], plan: Plan) -> None:
         """Not everything fits: ask in running order, preempting from the tail.
 
         Only requests that need a block are visited. The tail cannot have been visited before, unless it is
@@ -292,6 +293,7 @@ class VllmV1(VllmV1Reference):
             if request.status is not Status.RUNNING:
                 return
             if num_tokens:
+                self._publish_completed(completing, before=request)
                 self._schedule_running(request, num_tokens, plan)
             else:
                 plan.num_new_blocks += 1
@@ -305,17 +307,27 @@ class VllmV1(VllmV1Reference):
         for request in members:
             self.kv.allocate(request, 1)
 
-    def _publish_decoded(self) -> None:
-        """Blocks of decodes that are full of known tokens after this step become hits."""
-        batch = self._batch
+    def _completing(self) -> list[tuple[Request, int]]:
+        """Members, in running order, that have a block full of known tokens after this step, and those tokens."""
+        batch, config = self._batch, self.config
+        completing: list[tuple[Request, int]] = []
         if self._is_async:
-            for request in sorted(batch.at_context(0), key=_seat):
-                self.kv.publish(request, batch.context(request))
-            if batch.tick != self._num_updated_ticks:
+            completing = [(r, batch.context(r)) for r in batch.at_context(0)]
+        if not self._is_async or batch.tick == self._num_updated_ticks:
+            full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
+            completing += [(r, batch.context(r) + 1) for r in full]
+        return sorted(completing, key=lambda pair: _seat(pair[0])) if len(completing) > 1 else completing
+
+    def _publish_completed(self, completing: list[tuple[Request, int]], before: Request | None = None) -> None:
+        """Make the blocks of members hits: of all, or of those that stand before a request. May be repeated.
+
+        The order is what counts: of several blocks with equal tokens the one published first is hit.
+        """
+        for member, num_tokens in completing:
+            if before is not None and _seat(member) > _seat(before):
                 return
-        for request in sorted(batch.at_context(self.config.block_size - 1), key=_seat):
-            if not request.policy_state.num_placeholders:
-                self.kv.publish(request, batch.context(request) + 1)
+            if member in self._batch:
+                self.kv.publish(member, num_tokens)
 
     def _unfold(self) -> None:
         for request in list(self._batch):
