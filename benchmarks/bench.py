@@ -167,7 +167,10 @@ def bench_requests() -> None:
         per_request = row.units / row.num_requests
         iterations = row.num_iterations / row.num_requests
         running = row.column("num_running").mean()
-        print(f"{num_seqs:>8} {running:>8.0f} {iterations:>19.2f} {per_request:>14.1f} {per_request - 8 * iterations:>21.1f}")
+        print(
+            f"{num_seqs:>8} {running:>8.0f} {iterations:>19.2f} {per_request:>14.1f} "
+            f"{per_request - 8 * iterations:>21.1f}"
+        )
 
 
 def bench_pressure() -> None:
@@ -193,7 +196,10 @@ def bench_policies() -> None:
         "orca": lambda n: Orca.build(Orca.Options(policy="orca", max_batch_size=n), limits),
         "static": lambda n: StaticBatching.build(StaticBatching.Options(policy="static", max_batch_size=n), limits),
     }.items():
-        rows = [Measured(lambda n=n, make=make: make(n), together(n, 100, 400), macro_steps=False, repeats=3) for n in (32, 256)]
+        rows = [
+            Measured(lambda n=n, make=make: make(n), together(n, 100, 400), macro_steps=False, repeats=3)
+            for n in (32, 256)
+        ]
         print(f"{name:>20} " + " ".join(f"{row.units / row.num_iterations:>8.1f}" for row in rows))
 
 
@@ -248,7 +254,9 @@ def bench_scenarios() -> None:
         runs = [timed(VllmV1(config), requests, cost, macro_steps=True) for _ in range(3)]
         seconds, tables = min(runs, key=lambda run: run[0])
         hits = tables.requests["cached_prompt_tokens"].sum() / tables.requests["prompt_tokens"].sum()
-        print(f"{title:>55}: {seconds:.2f} s, {len(tables.iterations['lane']):,} iterations, {hits:.0%} prompt tokens hit")
+        print(
+            f"{title:>55}: {seconds:.2f} s, {len(tables.iterations['lane']):,} iterations, {hits:.0%} prompt tokens hit"
+        )
 
 
 def million() -> None:
