@@ -56,7 +56,11 @@ def test_make_targets_exist():
 
 def test_shell_blocks_run_and_write_what_they_say(folder: Path):
     assert printed_in(folder)
-    assert {path.name for path in (folder / "out" / "chat").iterdir()} >= {"summary.json", "requests.parquet"}
+    assert {path.name for path in (folder / "out" / "chat").iterdir()} >= {
+        "summary.json",
+        "requests.parquet",
+        "timeline.png",
+    }
     assert (folder / "scenario.schema.json").stat().st_size > 0
 
 
