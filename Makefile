@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
+SEEDS ?= 20000
 
 .NOTPARALLEL:
-.PHONY: help demo install install-dev test test-slow lint bench clean
+.PHONY: help demo install install-dev test test-slow fuzz lint bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -29,6 +30,9 @@ test: $(VENV)/installed-dev ## all tests but the slow ones
 
 test-slow: $(VENV)/installed-dev ## tests that need a browser, a cluster, torch or minutes
 	@$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; } # 5: there are none
+
+fuzz: $(VENV)/installed-dev ## compare the two vLLM V1 planners on many random lives (SEEDS=20000)
+	$(BIN)/python -m tests.differential.fuzz $(SEEDS)
 
 lint: $(VENV)/installed-dev ## formatting, lint, types and the import ladder
 	$(BIN)/ruff format --check .

@@ -1,7 +1,8 @@
 """The command line: the only place that prints or exits.
 
-Commands parse, call the library and show what it returns. Exit codes: 0 done, 2 the user's error, 3 a bug of
-ours, 130 interrupted. Everything heavy is imported by the command that needs it, so that `--help` is quick.
+Commands parse, call the library and show what it returns. Exit codes: 0 done, 1 a log differs from
+its replay, 2 the user's error, 3 a bug of ours, 130 interrupted. Everything heavy is imported by the command
+that needs it, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -201,6 +203,32 @@ def policies(as_json: AsJson = False) -> None:
     from sim.report.catalog import policy_rows
 
     _show_table("policies", policy_rows(), as_json)
+
+
+@app.command()
+def conformance(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH", help="goldens: an input, its log, or folders of them", show_default=False),
+    ],
+) -> None:
+    """Replay step logs of real engines and compare every field of every step."""
+    from sim.conformance import report, suite
+    from sim.conformance.golden import find_goldens
+
+    goldens, outcomes = find_goldens(paths), []
+    width = report.name_width(goldens)
+    typer.echo(report.heading(width))
+    for path in goldens:
+        start_s = time.perf_counter()
+        outcome = suite.examine(path)
+        outcomes.append(outcome)
+        typer.echo(report.row(outcome, time.perf_counter() - start_s, width))
+        _show(report.details(outcome))
+        if outcome.error is not None:
+            _complain(f"error: {outcome.error}")
+    typer.echo(report.closing(outcomes))
+    raise typer.Exit(suite.exit_code(outcomes))
 
 
 def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:
