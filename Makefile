@@ -15,9 +15,11 @@ help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(VENV)/installed ## run the main job and the batching comparison, say what was written
+	@echo; echo "1. A chat service with Llama-3.1-8B on one H100 (seconds):"
 	$(BIN)/servesim run scenarios/quickstart.yaml --out out/quickstart
+	@echo; echo "2. The same kind of traffic under static and under continuous batching (some 10 s):"
 	$(BIN)/servesim compare scenarios/static_vs_continuous.yaml --out out/static_vs_continuous
-	@echo "Written:"; find out/quickstart out/static_vs_continuous -type f | sort | sed 's/^/  /'
+	@echo; echo "Next: change a copy of scenarios/quickstart.yaml, or see $(BIN)/servesim --help and README.md."
 
 install: $(VENV)/installed ## make .venv with servesim in it
 
