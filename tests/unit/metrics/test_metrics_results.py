@@ -169,7 +169,7 @@ def test_an_empty_run_has_a_summary():
     summary = results_of_nothing({}).summary()
     assert summary["makespan_s"] == 0
     assert summary["throughput"]["requests_per_s"] is None
-    assert summary["limits"]["verdict"] == "nothing: the run is empty"
+    assert summary["limits"]["verdict"] == "nothing: no time was measured"
     jsonschema.validate(summary, summary_schema())
 
 
