@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import ScenarioError
-from sim.planning.compare import compare, folder_name
+from sim.planning.compare import MAX_NAME, compare, folder_names
 from sim.planning.verdict import verdict
 from sim.scenario import parse_scenario
 
@@ -83,13 +83,11 @@ def test_nothing_to_compare():
     assert str(caught.value) == message
 
 
-def test_variants_get_plain_folder_names():
-    assert [folder_name(name) for name in ("no batching", "a/b", "../x", "vllm-v1", "…")] == [
-        "no_batching",
-        "a_b",
-        "x",
-        "vllm-v1",
-        "_",
+def test_every_variant_has_a_folder_of_its_own():
+    names = ("no batching", "a/b", "../x", "vllm-v1", "…", "no_batching", "NO batching", "comparison.json", "y" * 300)
+    assert folder_names(names) == [
+        *("no_batching", "a_b", "x", "vllm-v1", "_", "no_batching_2", "NO_batching_3", "comparison.json_2"),
+        "y" * MAX_NAME,
     ]
 
 
