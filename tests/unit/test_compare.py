@@ -151,12 +151,19 @@ def test_the_reason_is_what_the_loser_lost_most_by(changes: dict, reason: str):
 
 def test_goodput_decides_before_output_and_output_before_latency():
     better = {"a": summary(good=1.0, tokens=50.0, e2e=2000.0), "b": summary(good=0.0)}
-    assert verdict(better).startswith("a wins: b had none, because")
+    assert verdict(better).startswith("a wins: b had no request within the SLO, because")
     level = {"a": summary(good=1.0, e2e=500.0), "b": summary(good=1.0, tokens=101.0), "c": summary(good=1.0, e2e=505.0)}
     assert verdict(level) == (
         "a wins (level with c): its mean end-to-end latency is 2 times shorter than that of b, "
         "because b is limited by compute: ...."
     )
+
+
+def test_a_run_without_an_answer_does_not_win_by_latency():
+    sentence = verdict({"a": summary(e2e=None), "b": summary()})
+    assert sentence == "b wins: a had no answer, because a is limited by compute: ...."
+    nobody = "Nobody wins: goodput, output and latency differ by less than 2%."
+    assert verdict({"a": summary(e2e=None), "b": summary(e2e=None)}) == nobody
 
 
 def test_two_percent_are_a_tie_and_five_are_not():
