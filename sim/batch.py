@@ -39,7 +39,8 @@ class TickCalendar:
 
     def pop(self, tick: int) -> list[Request]:
         """Requests of a tick in the order in which they were noted. A second call finds none."""
-        return list(self._entries.pop(tick, ()))
+        entries = self._entries.pop(tick, None)
+        return list(entries) if entries else []
 
     def next_tick(self) -> int | None:
         """The first tick with an entry. Forgets ticks without any."""
@@ -61,7 +62,9 @@ class RunningBatch:
 
     def __init__(self, block_size: int) -> None:
         self.tick = 0
-        """Ticks so far: the number of `advance` calls."""
+        """Ticks so far."""
+        self.num_decode = 0
+        """Number of members."""
         self._block_size = block_size
         self._members: dict[Request, None] = {}
         self._offset_sum = 0
@@ -83,13 +86,16 @@ class RunningBatch:
         """Add a request whose prefill is complete; `due` names it `ticks` (>= 1) ticks from now. Mutates both."""
         if request in self._members or ticks < 1:
             raise InvariantError(f"{request} joins twice or for {ticks} ticks")
-        request.joined_tick = self.tick
-        request.due_tick = self.tick + ticks
+        tick = request.joined_tick = self.tick
+        request.due_tick = tick + ticks
         self._members[request] = None
-        self._at_residue[self._account(request, +1)][request] = None
-        self._calendar.add(request.due_tick, request)
-        offset = request.num_computed_tokens - self.tick
-        heappush(self._longest, (-offset, request.index, self.tick, request))
+        self.num_decode += 1
+        offset = request.num_computed_tokens - tick
+        self._offset_sum += offset
+        self._offset_sum_sq += offset * offset
+        self._at_residue[-offset % self._block_size][request] = None
+        self._calendar.add(tick + ticks, request)
+        heappush(self._longest, (-offset, request.index, tick, request))
 
     def postpone(self, request: Request, ticks: int) -> None:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
@@ -101,8 +107,12 @@ class RunningBatch:
 
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
-        del self._at_residue[self._account(request, -1)][request]
         del self._members[request]
+        self.num_decode -= 1
+        offset = request.num_computed_tokens - request.joined_tick
+        self._offset_sum -= offset
+        self._offset_sum_sq -= offset * offset
+        del self._at_residue[-offset % self._block_size][request]
         self._calendar.discard(request.due_tick, request)
         num_ticks = self.tick - request.joined_tick
         request.num_computed_tokens += num_ticks
@@ -129,13 +139,17 @@ class RunningBatch:
     @property
     def context_sum(self) -> int:
         """Sum of the members' contexts."""
-        return self._offset_sum + len(self._members) * self.tick
+        return self._offset_sum + self.num_decode * self.tick
 
     @property
     def context_sum_sq(self) -> int:
         """Sum of the squares of the members' contexts."""
         tick = self.tick
-        return self._offset_sum_sq + tick * (2 * self._offset_sum + len(self._members) * tick)
+        return self._offset_sum_sq + tick * (2 * self._offset_sum + self.num_decode * tick)
+
+    def context_sums(self) -> tuple[int, int, int]:
+        """Sum, sum of squares and maximum of the members' contexts."""
+        return self.context_sum, self.context_sum_sq, self.context_max
 
     @property
     def context_max(self) -> int:
@@ -156,10 +170,3 @@ class RunningBatch:
         """How many members need a block in each of the next `num_ticks` ticks, if nobody joins or leaves."""
         counts = np.array([len(members) for members in self._at_residue])
         return counts[(self.tick + np.arange(num_ticks)) % self._block_size]
-
-    def _account(self, request: Request, sign: int) -> int:
-        """Add or remove a member's part of the sums; returns the slot that its context falls into."""
-        offset = request.num_computed_tokens - request.joined_tick
-        self._offset_sum += sign * offset
-        self._offset_sum_sq += sign * offset * offset
-        return -offset % self._block_size

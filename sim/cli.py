@@ -25,6 +25,7 @@ from sim.errors import ScenarioError, UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from sim.results import Results
     from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
@@ -112,7 +113,7 @@ def run(
     loaded = _load(scenario, overrides, seed, allow_imports)
     _check_folder(out)
     results = simulate(loaded)
-    written = [] if out is None else save(results, loaded, out)
+    written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
         _print_json(results.summary())
         return
@@ -139,7 +140,11 @@ def compare(
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
     _check_folder(out)
     comparison = compare_scenarios(*loaded)
-    written = [] if out is None else comparison.save(out)
+    written: list[Path] = []
+    if out is not None:
+        from sim.report.plots import save_comparison
+
+        written = comparison.save(out) + save_comparison(comparison.results, out)
     if as_json:
         _print_json(comparison.to_dict())
         return
@@ -147,6 +152,16 @@ def compare(
 
     _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
     _name(written)
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `servesim run --out` wrote")],
+) -> None:
+    """Draw the plots of a run again, from its tables."""
+    from sim.results import Results
+
+    _name(_draw(Results.load(folder), folder))
 
 
 @app.command()
@@ -204,6 +219,12 @@ def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_impor
     from sim.scenario import load_scenario
 
     return load_scenario(path, overrides or (), seed=seed, allow_imports=allow_imports)
+
+
+def _draw(results: Results, folder: Path) -> list[Path]:
+    from sim.report.plots import save_all
+
+    return save_all(results, folder)
 
 
 def _check_folder(out: Path | None) -> None:

@@ -15,7 +15,7 @@ from sim.device import Device
 from sim.errors import InvariantError
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
-from sim.step import SteadyRun, SteadyTimes
+from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes
 
 MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
@@ -138,7 +138,8 @@ class Engine:
                     yield from self._rest()
                     continue
                 yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
-            self._admit_cancels()
+            if self._cancels:
+                self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if not clock.is_last_at_now():
                 yield clock.at(clock.now_ns, Priority.PLAN)
@@ -185,10 +186,16 @@ class Engine:
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""
         step, finished = self._core.complete()
-        _, start_ns, end_ns, host_ns = self._device.pop_oldest()
-        if step.is_empty:
+        launch = self._device.pop_oldest()
+        if launch.start_ns == launch.end_ns:
+            self._recorder.record_preemptions(step)
             return bool(step.preempted)
-        self._recorder.record(step, start_ns, end_ns, host_ns, finished)
+        self._recorder.record(step, launch.start_ns, launch.end_ns, launch.host_ns, finished)
+        if finished is not NOTHING_ENDED:
+            self._tell_clients(finished)
+        return True
+
+    def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:
             self.on_depart(request)
         for request in finished.finished if self._core.policy.streams_answers else finished.released:
@@ -196,7 +203,6 @@ class Engine:
                 self.on_answer(request)
         for request in finished.released:
             self.on_release(request)
-        return True
 
     def _rest(self) -> Generator[Event, None, None]:
         """Only empty steps are in flight. Plan again if one of them preempted, else sleep until something happens."""
@@ -221,9 +227,11 @@ class Engine:
             self._wakeup = None
 
     def _admit(self) -> None:
-        self._admit_cancels()
-        arrivals, self._arrivals = self._arrivals, []
-        self._core.admit((), arrivals)
+        if self._cancels:
+            self._admit_cancels()
+        if self._arrivals:
+            arrivals, self._arrivals = self._arrivals, []
+            self._core.admit((), arrivals)
 
     def _admit_cancels(self) -> None:
         cancels, self._cancels = self._cancels, []

@@ -120,6 +120,8 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
         self._lane_ticks = [0]
+        self._num_preempted = 0
+        """Since the last iteration that has a row."""
 
     def record(self, step: Step, start_ns: int, end_ns: int, host_ns: int, finished: Finished) -> None:
         """One completed, non-empty step and what its results ended. Mutates the recorder's marks on requests."""
@@ -143,7 +145,7 @@ class Recorder:
                 shape.decode_context_sum_sq,
                 shape.decode_context_max,
                 len(step.chunks),
-                shape.prefill_tokens,
+                shape.prefill_tokens if shape.prefills else 0,
                 shape.num_sampled,
                 shape.num_padding_tokens,
                 shape.num_swapped_blocks,
@@ -153,10 +155,11 @@ class Recorder:
                 step.used_blocks,
                 step.num_new_blocks,
                 step.live_tokens,
-                len(step.preempted),
+                self._num_preempted,
                 step.blocked_by,
             )
         )
+        self._num_preempted = 0
         for request in finished.finished:
             request.finished_iteration = iteration
             request.finished_ns = end_ns
@@ -230,13 +233,18 @@ class Recorder:
             segments=self.segments.to_columns(),
         )
 
-    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+    def record_preemptions(self, step: Step) -> None:
+        """The victims of a completed step, which may be empty: then the next iteration's row counts them."""
+        self._num_preempted += len(step.preempted)
         for victim, _, num_lost_tokens in step.preempted:
             if victim.is_recorded:
                 continue
             victim.num_preemptions += 1
             victim.recomputed_tokens += num_lost_tokens
             self._close_segment(victim)
+
+    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+        self.record_preemptions(step)
         for request, num_cached_tokens, is_resumed in step.admitted:
             if not is_resumed:
                 request.admitted_iteration = iteration
@@ -277,12 +285,11 @@ class Recorder:
         if request.segment_lane == NEVER:
             return
         num_tokens = self._num_tokens_of_open_segment(request)
-        num_ticks = num_tokens - (request.segment_iteration != NEVER)
+        iteration = request.segment_iteration
+        num_ticks = num_tokens - (iteration != NEVER)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.append(
-            (request.index, request.segment_iteration, request.segment_lane, request.segment_first_tick, num_ticks)
-        )
+        self.segments.append((request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks))
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_tokens
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER

@@ -10,6 +10,7 @@ In between it may be *preempted*: its KV is lost, its generated tokens are kept.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from sim.tokens import UNIQUE, TokenRuns
 
@@ -139,8 +140,8 @@ class Request:
         self.segment_lane = NEVER
         self.segment_first_tick = NEVER
 
-        self.kv_state: object = None
-        self.policy_state: object = None
+        self.kv_state: Any = None
+        self.policy_state: Any = None
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}+{self.output_tokens})"

@@ -110,7 +110,8 @@ class Step:
     num_new_blocks: int = 0
     live_tokens: int = 0
     """Tokens in KV that a request still needs, this step's included; what `used_blocks` holds beyond them is
-    reserved, rounding, or kept for nobody (finished members of a batch that goes on)."""
+    reserved, rounding, or kept for nobody (finished members of a batch that goes on). One that several
+    requests share counts for each of them."""
     lane: int = 0
     tick: int = 0
     """The policy's own count of decoding steps, this one included (scratch of `plan` for `update`)."""
@@ -134,6 +135,10 @@ class Finished(NamedTuple):
     finished: list[Request]
     released: list[Request]
     departed: list[Request]
+
+
+NOTHING_ENDED = Finished([], [], [])
+"""What most steps end. Shared: nobody adds to a `Finished`."""
 
 
 class SteadyRun(NamedTuple):

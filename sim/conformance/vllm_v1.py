@@ -80,7 +80,7 @@ class VllmV1Replay(Replay):
             "unfinished": self._policy.num_unfinished,
             **{key: totals[key] for key in ("preemptions", "scheduled_tokens", "cached_tokens")},
             "evicted_blocks": self._policy.kv.num_evicted,
-            "token_budget": self._config.token_budget,
+            "token_budget": self._config.max_num_scheduled_tokens or self._config.max_num_batched_tokens,
             "usable_blocks": self._policy.usable_blocks,
         }
 

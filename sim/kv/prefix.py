@@ -132,5 +132,5 @@ class PrefixCache(CountedCache):
     def _holding(self, request: Request) -> _Holding:
         if request.kv_state is None:
             request.kv_state = _Holding(self._identities.keys(request.tokens, request.prompt_tokens))
-        assert isinstance(request.kv_state, _Holding)
-        return request.kv_state
+        holding: _Holding = request.kv_state
+        return holding

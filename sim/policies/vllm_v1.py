@@ -23,9 +23,9 @@ from sim.kv.counted import NO_HIT
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
-from sim.policies.vllm_v1_state import Plan, Row, V1Step, state_of
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import BlockedBy, SteadyRun, Step, StepShape
+from sim.step import BlockedBy, Chunk, SteadyRun, Step, StepShape
 
 Chunks = list[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -66,11 +66,11 @@ class VllmV1(VllmV1Reference):
         super()._unseat(request)
 
     def _is_anything_decoding(self) -> bool:
-        return len(self._batch) > 0 or not all(state_of(r).is_mid_prefill for r in self._others)
+        return self._batch.num_decode > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
 
     def _join_batch(self, request: Request, plan: Plan) -> None:
         """From now on the request decodes in every tick until it ends, is preempted or starves."""
-        state = state_of(request)
+        state: V1State = request.policy_state
         num_outputs = request.num_output_tokens + state.num_placeholders
         # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
         self._batch.join(request, max(1, request.num_target_tokens - num_outputs))
@@ -84,7 +84,8 @@ class VllmV1(VllmV1Reference):
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
-        batch, state = self._batch, state_of(request)
+        batch = self._batch
+        state: V1State = request.policy_state
         num_in_flight = batch.tick - max(request.joined_tick, self._num_updated_ticks)
         batch.leave(request)
         self._others[request] = None
@@ -125,6 +126,8 @@ class VllmV1(VllmV1Reference):
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
+        if self._others:
+            return None
         for next_tick in (batch.next_due_tick, self._departures.next_tick()):
             if next_tick is not None:
                 max_steps = min(max_steps, next_tick - batch.tick)
@@ -161,8 +164,8 @@ class VllmV1(VllmV1Reference):
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
         batch, config = self._batch, self.config
-        budget = config.token_budget - len(batch)
-        if self._others or not len(batch) or budget < 0 or config.prefill_schedule_interval > 1:
+        budget = config.token_budget - batch.num_decode
+        if self._others or not batch.num_decode or budget < 0 or config.prefill_schedule_interval > 1:
             return None
         if len(batch.at_context(0)) > self.kv.free_blocks:
             return None
@@ -176,20 +179,19 @@ class VllmV1(VllmV1Reference):
 
     def _is_stuck_for_blocks(self, head: Request) -> bool:
         """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends."""
-        if self.config.enable_prefix_caching or state_of(head).num_stale_tokens:
+        if self.config.enable_prefix_caching or head.policy_state.num_stale_tokens:
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
-        return certain and not self._fits(head, NO_HIT, 0)
+        return certain and not self._fits(head.num_tokens, NO_HIT, 0)
 
     def _decode_shape(self) -> StepShape:
-        batch, num_decode = self._batch, len(self._batch)
-        return StepShape(num_decode, batch.context_sum, batch.context_sum_sq, batch.context_max, num_sampled=num_decode)
+        num_decode = self._batch.num_decode
+        return StepShape(num_decode, *self._batch.context_sums(), (), num_decode)
 
     def _advance_members(self) -> None:
         """One step that does nothing but let the members decode; their blocks fit."""
         self._num_calls += 1
         self._num_executed += 1
-        self._has_backlog = len(self._waiting) > 0
         self._grow(self._batch.at_context(0))
         if self.config.enable_prefix_caching:
             self._publish_decoded()
@@ -198,29 +200,34 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the running requests
 
     def _plan_running(self, plan: Plan) -> None:
-        self._retire_foreseen_ends(plan)
+        if self.config.async_scheduling:
+            self._retire_foreseen_ends(plan)
         chunks = self._share_budget(self._join_ready(plan), plan)
         if chunks is None:
             self._unfold()
             super()._plan_running(plan)
             return
-        if len(self._batch.at_context(0)) + sum(self._new_blocks(*chunk) for chunk in chunks) <= self.kv.free_blocks:
-            self._place(chunks, plan)
+        growing = self._batch.at_context(0)
+        if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
+            self._grow(growing)
+            plan.num_new_blocks += len(growing)
+            for request, num_tokens in chunks:
+                self._schedule_running(request, num_tokens, plan)
         else:
             self._place_under_pressure(chunks, plan)
-        plan.budget -= len(self._batch)
+        plan.budget -= self._batch.num_decode
         if self.config.enable_prefix_caching:
             self._publish_decoded()
 
     def _retire_foreseen_ends(self, plan: Plan) -> None:
         """Async: whoever gets its last possible token from the tick in flight is not planned again."""
         tick = self._batch.tick
-        if not self.config.async_scheduling or tick == self._num_updated_ticks:
+        if tick == self._num_updated_ticks:
             return
         for request in self._batch.due(tick):
             if self._foresees_end(request):
                 self._leave_batch(request)
-                state_of(request).decoding_lane = NEVER
+                request.policy_state.decoding_lane = NEVER
                 plan.left.append(request)
             else:
                 self._ending.setdefault(tick, []).append(request)
@@ -235,11 +242,12 @@ class VllmV1(VllmV1Reference):
         """Whoever is past its prefill joins the batch. Returns those still in it, in running order."""
         chunking: list[Request] = []
         for request in list(self._others):
-            if state_of(request).is_mid_prefill:
+            state: V1State = request.policy_state
+            if state.is_mid_prefill:
                 chunking.append(request)
             elif not self._misses_turn(request, plan) and self._tokens_wanted(request, plan) > 0:
                 self._join_batch(request, plan)
-        if not plan.gate_is_open:
+        if not chunking or not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
 
@@ -248,21 +256,15 @@ class VllmV1(VllmV1Reference):
 
         A lone prefill behind all decodes takes what they leave.
         """
-        budget = plan.budget - len(self._batch)
+        budget = plan.budget - self._batch.num_decode
+        if not chunking:
+            return [] if budget >= 0 else None
         chunks = [(request, self._tokens_wanted(request, plan)) for request in chunking]
         if sum(num_tokens for _, num_tokens in chunks) <= budget:
             return [chunk for chunk in chunks if chunk[1] > 0]
         if budget < 0 or len(chunks) > 1 or chunks[0][0] is not next(reversed(self._running)):
             return None
         return [(chunks[0][0], budget)] if budget else []
-
-    def _place(self, chunks: Chunks, plan: Plan) -> None:
-        """Everything fits: decodes that start a block get one, prefills get theirs."""
-        growing = self._batch.at_context(0)
-        plan.num_new_blocks += len(growing)
-        self._grow(growing)
-        for request, num_tokens in chunks:
-            self._schedule_running(request, num_tokens, plan)
 
     def _place_under_pressure(self, chunks: Chunks, plan: Plan) -> None:
         """Not everything fits: ask in running order, preempting from the tail.
@@ -301,7 +303,7 @@ class VllmV1(VllmV1Reference):
             if batch.tick != self._num_updated_ticks:
                 return
         for request in sorted(batch.at_context(self.config.block_size - 1), key=_seat):
-            if not state_of(request).num_placeholders:
+            if not request.policy_state.num_placeholders:
                 self.kv.publish(request, batch.context(request) + 1)
 
     def _unfold(self) -> None:
@@ -311,22 +313,27 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the step
 
     def _finish_plan(self, plan: Plan) -> V1Step:
-        batch, num_decode = self._batch, len(self._batch)
+        batch, num_decode = self._batch, self._batch.num_decode
         if plan.preempted:
             plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
         if not num_decode:
             return super()._finish_plan(plan)
-        sums = batch.context_sum, batch.context_sum_sq, batch.context_max
-        batch.advance()
-        if plan.rows:
-            step = super()._finish_plan(plan)
-        else:
-            self._count_executed(plan)
-            step = self._describe(plan, [], StepShape())
-        shape = step.shape
-        step.shape = StepShape(
-            num_decode, *sums, shape.prefills, num_decode + shape.num_sampled, 0, 0, shape.num_new_requests
+        chunks: list[Chunk] = []
+        for row in plan.rows.values():
+            context = row.request.num_computed_tokens
+            self._advance(row)
+            chunks.append(Chunk(row.request, row.num_tokens, context, row.samples))
+        self._count_executed(plan)
+        shape = StepShape(
+            num_decode,
+            *batch.context_sums(),
+            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
+            num_decode + sum([chunk.is_last for chunk in chunks]),
+            num_new_requests=len(plan.admitted),
         )
+        batch.advance()
+        step = self._describe(plan, list(plan.rows.values()), shape)
+        step.chunks = chunks
         step.tick = batch.tick
         self._last_step = step
         return step
@@ -335,7 +342,7 @@ class VllmV1(VllmV1Reference):
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty
 
     def _live_tokens(self) -> int:
-        return self._batch.context_sum + sum(r.num_computed_tokens for r in self._others)
+        return self._batch.context_sum + sum([r.num_computed_tokens for r in self._others])
 
     # ------------------------------------------------------------------ results
 
@@ -344,10 +351,14 @@ class VllmV1(VllmV1Reference):
         if not tick:
             return
         self._num_updated_ticks = tick
-        due = self._ending.pop(tick, None) or self._batch.due(tick)
-        finished.extend(r for r in due if r.due_tick == tick)
+        due = self._batch.due(tick)
+        if self._ending:
+            due += self._ending.pop(tick, ())
+        if due:
+            finished.extend([r for r in due if r.due_tick == tick])
         leaving = self._departures.pop(tick)
-        departed.extend(r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens)
+        if leaving:
+            departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
         for ended in (finished, departed):
             if len(ended) > 1:
                 ended.sort(key=_seat)
@@ -383,4 +394,5 @@ def planner_for(config: V1Config) -> VllmV1Reference:
 
 
 def _seat(request: Request) -> int:
-    return state_of(request).seat
+    state: V1State = request.policy_state
+    return state.seat

@@ -14,11 +14,11 @@ from typing import ClassVar, Self
 
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
-from sim.kv.counted import CountedCache, Hit
+from sim.kv.counted import NO_HIT, CountedCache, Hit
 from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
-from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step, state_of
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy, Preemption
 
@@ -34,6 +34,9 @@ class VllmV1Base(Policy):
         self.max_in_flight = config.max_in_flight
         self.num_stages = config.pipeline_parallel_size
         self.kv = _build_kv(config)
+        self._token_budget = config.token_budget
+        self._max_running = config.max_running
+        self._watermark_blocks = config.watermark_blocks
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}
         """In the order of admission: new ones are added at the end."""
@@ -115,13 +118,15 @@ class VllmV1Base(Policy):
     def _seat(self, request: Request) -> None:
         """Put an admitted request behind those that run. Overridden where more is kept about them."""
         self._num_admissions += 1
-        state_of(request).seat = self._num_admissions
+        state: V1State = request.policy_state
+        state.seat = self._num_admissions
+        state.is_passed_over = False
         self._running[request] = None
 
     def _unseat(self, request: Request) -> None:
         """Take a request out of those that run."""
         del self._running[request]
-        state_of(request).decoding_lane = NEVER
+        request.policy_state.decoding_lane = NEVER
 
     def _end(self, request: Request) -> None:
         request.status = Status.OVER
@@ -131,22 +136,24 @@ class VllmV1Base(Policy):
 
     def plan(self, now_ns: int) -> V1Step:
         self._num_calls += 1
-        plan = Plan(
-            budget=self.config.token_budget,
-            threshold=self._threshold(),
-            gate_is_open=self._gate_is_open(),
-        )
+        plan = Plan(self._token_budget, self._threshold(), self._gate_is_open())
         self._plan_running(plan)
         plan.num_running_rows = len(plan.rows)
-        if not plan.preempted:
+        waiting = self._waiting
+        if waiting and not plan.preempted:
             self._admit_waiting(plan)
         self._update_backlog(plan)
-        plan.blocked_by = self._blocked_by(plan)
+        if waiting:
+            plan.blocked_by = self._blocked_by(plan)
         return self._finish_plan(plan)
 
     def _threshold(self) -> int:
-        config, num_requests = self.config, len(self._running) + len(self._waiting)
+        """Most tokens of one request in this step; 0: no limit."""
+        config = self.config
         threshold = config.long_prefill_token_threshold
+        if not threshold:
+            return 0
+        num_requests = len(self._running) + len(self._waiting)
         if self.rules.threshold_spares_lone and num_requests <= 1:
             return 0
         if config.long_prefill_token_threshold_adaptive and num_requests:
@@ -163,8 +170,8 @@ class VllmV1Base(Policy):
         return not self._is_anything_decoding()
 
     def _update_backlog(self, plan: Plan) -> None:
-        if plan.gate_is_open and not plan.preempted:
-            self._has_backlog = any(not state_of(r).is_passed_over for r in self._waiting)
+        if self.config.prefill_schedule_interval > 1 and plan.gate_is_open and not plan.preempted:
+            self._has_backlog = any(not r.policy_state.is_passed_over for r in self._waiting)
 
     # ---- preemption
 
@@ -190,7 +197,7 @@ class VllmV1Base(Policy):
 
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""
-        state = state_of(victim)
+        state: V1State = victim.policy_state
         plan.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
         self.kv.free(victim)
         victim.status = Status.PREEMPTED
@@ -198,7 +205,6 @@ class VllmV1Base(Policy):
         state.num_draft_tokens = state.num_placeholders = 0
         state.num_stale_tokens += state.num_in_flight_tokens
         state.num_in_flight_tokens = 0
-        state.is_mid_prefill = False
         state.epoch += 1
         self._requeue(victim)
 
@@ -219,19 +225,19 @@ class VllmV1Base(Policy):
     # ---- part B: admission from the waiting queue
 
     def _admit_waiting(self, plan: Plan) -> None:
+        waiting, running, max_running = self._waiting, self._running, self._max_running
         passed_over: list[Request] = []
-        while self._waiting and plan.budget > 0 and len(self._running) < self.config.max_running:
-            head = self._waiting[0]
-            if state_of(head).num_stale_tokens:
-                state_of(head).is_passed_over = True
-                passed_over.append(self._waiting.popleft())
-                continue
-            if self._is_skipped_misfit(head, plan):
-                passed_over.append(self._waiting.popleft())
-                continue
-            if not self._admit(head, plan):
+        while waiting and plan.budget > 0 and len(running) < max_running:
+            head = waiting[0]
+            state: V1State = head.policy_state
+            if state.num_stale_tokens:
+                state.is_passed_over = True
+                passed_over.append(waiting.popleft())
+            elif self._is_skipped_misfit(head, plan):
+                passed_over.append(waiting.popleft())
+            elif not self._admit(head, plan):
                 break
-        self._waiting.extendleft(reversed(passed_over))
+        waiting.extendleft(reversed(passed_over))
 
     def _is_skipped_misfit(self, head: Request, plan: Plan) -> bool:
         """Older versions without chunked prefill try the next request instead of stopping."""
@@ -242,28 +248,34 @@ class VllmV1Base(Policy):
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
-        block_size = self.config.block_size
-        hit = self._lookup(head)
-        num_cached = len(hit.blocks) * block_size
-        num_missing = head.num_tokens - num_cached
+        config, block_size = self.config, self.config.block_size
+        num_known = head.prompt_tokens + head.num_output_tokens
+        hit = self._lookup(head) if config.enable_prefix_caching else NO_HIT
+        num_hit_blocks = len(hit.blocks)
+        num_cached = num_hit_blocks * block_size
+        num_missing = num_known - num_cached
         if num_missing >= 2 and not plan.gate_is_open:
             plan.blocked_by = BlockedBy.ADMISSION
             return False
         num_tokens = self._cut(num_missing, plan)
-        num_drafts = self._admission_padding(num_missing, num_cached, plan)
-        if num_tokens + num_drafts > plan.budget and (num_drafts or not self.config.enable_chunked_prefill):
-            plan.blocked_by = BlockedBy.BUDGET
-            return False
-        num_tokens = min(num_tokens, plan.budget) + num_drafts
-        num_blocks = blocks_for(num_cached + num_tokens, block_size) - len(hit.blocks)
-        if not self._fits(head, hit, num_blocks):
+        num_drafts = self._admission_padding(num_missing, num_cached, plan) if config.num_speculative_tokens else 0
+        if num_tokens + num_drafts > plan.budget:
+            if num_drafts or not config.enable_chunked_prefill:
+                plan.blocked_by = BlockedBy.BUDGET
+                return False
+            num_tokens = plan.budget
+        num_tokens += num_drafts
+        num_blocks = blocks_for(num_cached + num_tokens, block_size) - num_hit_blocks
+        if not self._fits(num_known, hit, num_blocks):
             plan.blocked_by = BlockedBy.KV
             return False
         self._move_to_running(head, hit, num_blocks, plan)
-        state = state_of(head)
-        self._publish_planned(head, num_tokens)
-        self._add_row(Row(head, num_tokens, num_drafts, state.epoch, is_chunk=True, is_padded=num_drafts > 0), plan)
-        plan.carries_prefill |= num_missing >= 2
+        if config.enable_prefix_caching:
+            self._publish_planned(head, num_tokens)
+        state: V1State = head.policy_state
+        self._add_row(Row(head, num_tokens, num_drafts, state.epoch, True, num_drafts > 0), plan)
+        if num_missing >= 2:
+            plan.carries_prefill = True
         return True
 
     def _lookup(self, request: Request) -> Hit:
@@ -276,41 +288,41 @@ class VllmV1Base(Policy):
     def _admission_padding(self, num_missing: int, num_cached: int, plan: Plan) -> int:
         """Dummy drafts that bring an admission of one token to the width of the batch's decodes."""
         num_drafts = self.config.num_speculative_tokens
-        if not num_drafts or not self.rules.pads_admissions or num_missing != 1:
+        if not self.rules.pads_admissions or num_missing != 1:
             return 0
         running_rows = list(islice(plan.rows.values(), plan.num_running_rows))
         if any(row.is_chunk for row in running_rows) or not (running_rows or num_cached):
             return 0
         return num_drafts if num_cached + 2 + num_drafts <= self.config.max_model_len else 0
 
-    def _fits(self, head: Request, hit: Hit, num_blocks: int) -> bool:
-        """Whether the head's blocks of this step, and those of its whole prompt, fit. Reserves nothing."""
-        config = self.config
-        needed = num_blocks
+    def _fits(self, num_known: int, hit: Hit, num_blocks: int) -> bool:
+        """Whether a waiting request's blocks of this step, and those of all its known tokens, fit. Reserves nothing."""
+        config, needed = self.config, num_blocks
         if config.scheduler_reserve_full_isl:
-            whole = blocks_for(min(head.num_tokens, config.max_model_len), config.block_size)
-            needed = max(needed, whole - len(hit.blocks))
-        kept_free = config.watermark_blocks if len(self._running) else 0
-        return needed + hit.num_ownerless + kept_free <= self.kv.free_blocks
+            whole = blocks_for(min(num_known, config.max_model_len), config.block_size) - len(hit.blocks)
+            if whole > needed:
+                needed = whole
+        if self._running:
+            needed += self._watermark_blocks
+        return needed + hit.num_ownerless <= self.kv.free_blocks
 
     def _move_to_running(self, head: Request, hit: Hit, num_blocks: int, plan: Plan) -> None:
         self._waiting.popleft()
         self._seat(head)
         is_resumed = head.status is Status.PREEMPTED
         head.status = Status.RUNNING
-        head.num_computed_tokens = len(hit.blocks) * self.config.block_size
-        state_of(head).is_passed_over = False
+        head.num_computed_tokens = num_cached = len(hit.blocks) * self.config.block_size
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
-        plan.admitted.append(Admission(head, head.num_computed_tokens, is_resumed))
+        plan.admitted.append(Admission(head, num_cached, is_resumed))
 
     def _blocked_by(self, plan: Plan) -> BlockedBy:
         """What kept the head of the queue out of this step."""
-        if not self._waiting or plan.blocked_by is not BlockedBy.NOTHING:
-            return plan.blocked_by if self._waiting else BlockedBy.NOTHING
+        if plan.blocked_by is not BlockedBy.NOTHING:
+            return plan.blocked_by
         if plan.preempted:
             return BlockedBy.KV
-        return BlockedBy.SLOTS if len(self._running) >= self.config.max_running else BlockedBy.BUDGET
+        return BlockedBy.SLOTS if len(self._running) >= self._max_running else BlockedBy.BUDGET
 
     # ------------------------------------------------------------------ for drivers, logs and tests
 

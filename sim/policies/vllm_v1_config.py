@@ -151,8 +151,8 @@ class V1Config:
 
     @property
     def token_budget(self) -> int:
-        """Tokens that one step may schedule."""
-        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+        """Tokens that one step may schedule: no more than its batch holds, whatever the scheduler's own limit."""
+        return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
     @property
     def max_running(self) -> int:
@@ -161,10 +161,14 @@ class V1Config:
 
     @property
     def max_in_flight(self) -> int:
-        """Depth of the engine's queue of batches."""
-        if not self.async_scheduling:
-            return self.pipeline_parallel_size
-        return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 2
+        """Depth of the queue of batches. Async scheduling adds one, but V1's model runner only without stages."""
+        adds_one = self.async_scheduling and (self.use_v2_model_runner or self.pipeline_parallel_size == 1)
+        return self.pipeline_parallel_size + adds_one
+
+    @property
+    def decode_stagger(self) -> int:
+        """Calls from one decode of a request to the next: V2's model runner goes once round the pipeline."""
+        return self.pipeline_parallel_size if self.async_scheduling and self.use_v2_model_runner else 1
 
     @property
     def watermark_blocks(self) -> int:

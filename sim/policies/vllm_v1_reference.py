@@ -18,9 +18,9 @@ from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
-from sim.policies.vllm_v1_state import Plan, Row, V1Step, state_of
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import Chunk, Finished, Step, StepShape
+from sim.step import NOTHING_ENDED, Chunk, Finished, Step, StepShape
 
 
 class VllmV1Reference(VllmV1Base):
@@ -32,7 +32,7 @@ class VllmV1Reference(VllmV1Base):
         """Who decoded in each lane's last decoding step."""
 
     def _is_anything_decoding(self) -> bool:
-        return not all(state_of(r).is_mid_prefill for r in self._running)
+        return not all(r.policy_state.is_mid_prefill for r in self._running)
 
     # ------------------------------------------------------------------ the running requests
 
@@ -57,28 +57,28 @@ class VllmV1Reference(VllmV1Base):
 
     def _misses_turn(self, request: Request, plan: Plan) -> bool:
         """Whether a running request keeps its seat and its blocks but is not looked at in this step."""
+        state: V1State = request.policy_state
         return (
             self._has_last_token_in_flight(request)
             or self._pipeline_turn_is_ahead(request)
-            or (state_of(request).is_mid_prefill and not plan.gate_is_open)
+            or (state.is_mid_prefill and not plan.gate_is_open)
         )
 
     def _has_last_token_in_flight(self, request: Request) -> bool:
         """Async: the token that reaches `max_tokens` is already scheduled."""
-        num_placeholders = state_of(request).num_placeholders
+        state: V1State = request.policy_state
+        num_placeholders = state.num_placeholders
         if not num_placeholders or not self.rules.foresees_length_end:
             return False
         return request.num_computed_tokens + 2 - num_placeholders >= request.prompt_tokens + request.max_tokens
 
     def _pipeline_turn_is_ahead(self, request: Request) -> bool:
         """Async pipeline: a decode comes up again one round of the pipeline after its last one."""
-        config = self.config
-        if not config.async_scheduling or config.pipeline_parallel_size == 1:
-            return False
-        return self._num_calls - state_of(request).last_decode_call < config.pipeline_parallel_size
+        stagger = self.config.decode_stagger
+        return stagger > 1 and self._num_calls - request.policy_state.last_decode_call < stagger
 
     def _tokens_wanted(self, request: Request, plan: Plan) -> int:
-        state = state_of(request)
+        state: V1State = request.policy_state
         num_tokens = request.num_tokens + state.num_draft_tokens + state.num_placeholders - request.num_computed_tokens
         if 0 < plan.threshold < num_tokens:
             num_tokens = plan.threshold
@@ -89,11 +89,12 @@ class VllmV1Reference(VllmV1Base):
         return max(0, needed - request.num_blocks)
 
     def _schedule_running(self, request: Request, num_tokens: int, plan: Plan) -> None:
-        state = state_of(request)
+        state: V1State = request.policy_state
         num_blocks = self._new_blocks(request, num_tokens)
         self.kv.allocate(request, num_blocks)
         plan.num_new_blocks += num_blocks
-        self._publish_planned(request, num_tokens)
+        if self.config.enable_prefix_caching:
+            self._publish_planned(request, num_tokens)
         num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
         num_drafts = max(0, num_tokens - num_base) if state.num_draft_tokens else 0
         state.num_draft_tokens = 0
@@ -155,7 +156,8 @@ class VllmV1Reference(VllmV1Base):
         return sum(r.num_computed_tokens for r in self._running)
 
     def _advance(self, row: Row) -> None:
-        request, state = row.request, state_of(row.request)
+        request = row.request
+        state: V1State = request.policy_state
         request.num_computed_tokens += row.num_tokens
         state.num_in_flight_tokens += row.num_tokens
         state.is_mid_prefill = request.num_computed_tokens < request.num_tokens + state.num_placeholders
@@ -173,12 +175,12 @@ class VllmV1Reference(VllmV1Base):
             return
         now = set(decodes)
         for request in decodes:
-            if state_of(request).decoding_lane != lane:
-                state_of(request).decoding_lane = lane
+            if request.policy_state.decoding_lane != lane:
+                request.policy_state.decoding_lane = lane
                 plan.joined.append(request)
         for request in self._decoders(lane):
-            if request not in now and state_of(request).decoding_lane == lane:
-                state_of(request).decoding_lane = NEVER
+            if request not in now and request.policy_state.decoding_lane == lane:
+                request.policy_state.decoding_lane = NEVER
                 plan.left.append(request)
         self._decoding[lane] = decodes
 
@@ -200,16 +202,17 @@ class VllmV1Reference(VllmV1Base):
         for request in finished:
             self._remove(request)
             self._end(request)
-        if not self.config.async_scheduling:
+        if self.config.num_speculative_tokens and not self.config.async_scheduling:
             self._draft_anew(row.request for row in step.rows)
-        return Finished(finished, finished, departed)
+        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
     def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
         """Room for a planner that keeps some decodes out of the rows."""
 
     def _take_in(self, row: Row, finished: list[Request], departed: list[Request]) -> None:
         """The tokens of one row exist. Names the request in one of the lists when that ends something."""
-        request, state = row.request, state_of(row.request)
+        request = row.request
+        state: V1State = request.policy_state
         is_stale = row.epoch != state.epoch
         row.num_sampled = num_sampled = self._num_sampled(row)
         num_rejected = row.num_drafts + 1 - num_sampled if row.samples else 0
@@ -226,10 +229,10 @@ class VllmV1Reference(VllmV1Base):
         request.num_output_tokens = min(num_before + num_sampled, request.num_target_tokens)
         if not is_stale:
             if self.config.async_scheduling:
-                state.num_placeholders -= request.num_output_tokens - num_before
-            num_processed = request.num_computed_tokens - state.num_in_flight_tokens
-            # The newest token counts as not computed, even where a verification went beyond a stop token.
-            self.kv.publish(request, min(num_processed, request.num_tokens - 1))
+                state.num_placeholders -= num_sampled
+            # Tokens beyond the end are dropped; they were computed for nothing.
+            request.num_computed_tokens -= num_before + num_sampled - request.num_output_tokens
+            self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
         if request.num_output_tokens == request.num_target_tokens:
             finished.append(request)
         elif num_before < request.cancel_after_tokens <= request.num_output_tokens:
@@ -242,7 +245,7 @@ class VllmV1Reference(VllmV1Base):
         pattern = self.config.spec_accept_pattern
         if not row.num_drafts or row.is_padded or not pattern:
             return 1
-        state = state_of(row.request)
+        state: V1State = row.request.policy_state
         accepted = pattern[state.num_verifications % len(pattern)]
         state.num_verifications += 1
         return 1 + min(row.num_drafts, accepted)
@@ -250,8 +253,8 @@ class VllmV1Reference(VllmV1Base):
     def _draft_anew(self, requests: Iterable[Request]) -> None:
         """Sync: whoever is past its prefill has a full set of drafts for the next step."""
         for request in requests:
-            if request.status is not Status.OVER and self.config.num_speculative_tokens:
-                state = state_of(request)
+            if request.status is not Status.OVER:
+                state: V1State = request.policy_state
                 state.num_draft_tokens = 0 if state.is_mid_prefill else self.config.num_speculative_tokens
 
     # ------------------------------------------------------------------ for drivers, logs and tests

@@ -89,10 +89,3 @@ class Plan:
     num_new_blocks: int = 0
     carries_prefill: bool = False
     blocked_by: BlockedBy = BlockedBy.NOTHING
-
-
-def state_of(request: Request) -> V1State:
-    """The V1 bookkeeping of a request that the scheduler has accepted."""
-    state = request.policy_state
-    assert isinstance(state, V1State)
-    return state

@@ -83,6 +83,17 @@ def test_prompt_release_pays_when_clients_leave():
     assert aborted["metrics"]["ttft_ms"]["p99"] < kept["metrics"]["ttft_ms"]["p99"]
 
 
+@pytest.mark.parametrize("name", ["prefix_caching", "multi_turn"])
+def test_what_the_cache_finds_is_not_computed_again(name: str):
+    comparison = sim.compare(load(name, "run.num_requests=800"))
+    cached, computed, small = comparison.summaries.values()
+    assert computed["kv"]["cached_prompt_tokens"] == 0
+    assert 0 < small["kv"]["cached_prompt_tokens"] < cached["kv"]["cached_prompt_tokens"]
+    assert 3 * cached["metrics"]["ttft_ms"]["p99"] < computed["metrics"]["ttft_ms"]["p99"]
+    requests = comparison.results["base"].tables.requests
+    assert requests["cached_prompt_tokens"].sum() > 0.8 * requests["prompt_tokens"].sum()
+
+
 def test_chunked_prefill_bounds_the_stall_of_running_answers():
     summaries = sim.compare(load("long_prompt_burst")).summaries.values()
     by_class = [summary["by_class"] for summary in summaries]
