@@ -1,13 +1,14 @@
 """The command line: the only place that prints or exits.
 
-Commands parse, call the library and show what it returns. Exit codes: 0 done, 1 a log differs from
-its replay, 2 the user's error, 3 a bug of ours, 130 interrupted. Everything heavy is imported by the command
-that needs it, so that `--help` is quick.
+Commands parse, call the library and show what it returns. Exit codes: 0 done (also when the reader of a pipe has
+seen enough), 1 a log differs from its replay, 2 the user's error or what the system refuses, 3 a bug of ours, 130
+interrupted. Everything heavy is imported by the command that needs it, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
+CLOSED_PIPE = 1
+"""Typer's own exit code for it; nothing else ends with it."""
 DEBUG_VARIABLE = "SERVESIM_DEBUG"
+MIN_COLUMNS = 80
+"""A narrower terminal breaks our lines; tables squeezed into it would lose their figures."""
 
 app = typer.Typer(
     help="Simulate LLM serving schedulers: one YAML scenario in, latency percentiles and a plain answer out.",
@@ -69,12 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return 0
+    except OSError as error:
+        return _refused_by_system(error)
     except Exception as error:
         return _bug(error)
 
 
 def end() -> NoReturn:
     """Run the command line of this process and leave with its exit code."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # it lives as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without, say, × shows the rest
     sys.exit(main())
 
 
@@ -256,13 +267,14 @@ def _check_folder(out: Path | None) -> None:
 
 
 def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    typer.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _show(renderables: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=False, highlight=False)
+    console.width = max(console.width, MIN_COLUMNS)
     for renderable in renderables:
         console.print(renderable, markup=False)
 
@@ -295,16 +307,32 @@ def _after(end: SystemExit) -> int:
     code = end.code if isinstance(end.code, int) else 0 if end.code is None else USER_ERROR
     if code == INTERRUPTED:
         _complain("interrupted")
-    with contextlib.suppress(BrokenPipeError):
+    if code == CLOSED_PIPE:
+        _silence_stdout()
+        return 0
+    try:
         sys.stdout.flush()
-        return code
-    _silence_stdout()
+    except BrokenPipeError:
+        _silence_stdout()
+    except OSError as error:
+        return _refused_by_system(error)
     return code
 
 
 def _silence_stdout() -> None:
     """The reader is gone (`| head`): let nothing more be written, not even by the interpreter's last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refused_by_system(error: OSError) -> int:
+    """A full disk, a folder where a file should go: nothing that a scenario or servesim could mend."""
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    what = f"{error.filename2 or error.filename}: " if error.filename else ""
+    _complain(f"error: {what}{error.strerror or error}.")
+    if not error.filename:
+        _silence_stdout()
+    return USER_ERROR
 
 
 def _bug(error: Exception) -> int:

@@ -46,7 +46,7 @@ class Clients:
         if self._open_rows:
             self._schedule_next_arrival()
         for class_index, pool in enumerate(self._traffic.pools):
-            for _ in range(pool.num_clients or 0):
+            for _ in range(min(pool.num_clients or 0, len(self._closed_rows[class_index]))):
                 self._think(class_index)
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sim.options import Count, NonNegative, Options, Positive, Share
+from sim.options import Count, Options, Positive, PositiveSeconds, Seconds, Share
 from sim.registry import Registry
 from sim.request import Request
 from sim.tokens import UNIQUE, TokenRuns
@@ -200,10 +200,10 @@ class TraceOptions(Options):
     fallback: str | None = Field(
         default=None, description="the file to play where there is no `path`, say a sample that ships with the scenario"
     )
-    start_s: NonNegative = Field(
+    start_s: Seconds = Field(
         default=0.0, description="leave out what was recorded in the first so many seconds; play begins there"
     )
-    duration_s: Positive | None = Field(default=None, description="play so many recorded seconds; default: all")
+    duration_s: PositiveSeconds | None = Field(default=None, description="play so many recorded seconds; default: all")
     thin: Share = Field(default=1.0, gt=0, description="keep each request with this probability")
     limit: Count | None = Field(default=None, description="play at most so many requests; default: all")
     rate_scale: Positive = Field(default=1.0, description="play so many times as fast as recorded")
