@@ -6,17 +6,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
+SEEDS ?= 20000
 
 .NOTPARALLEL:
-.PHONY: help demo install install-dev test test-slow lint bench clean
+.PHONY: help demo install install-dev test test-slow fuzz lint bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(VENV)/installed ## run the main job and the batching comparison, say what was written
+	@echo; echo "1. A chat service with Llama-3.1-8B on one H100 (seconds):"
 	$(BIN)/servesim run scenarios/quickstart.yaml --out out/quickstart
+	@echo; echo "2. The same kind of traffic under static and under continuous batching (some 10 s):"
 	$(BIN)/servesim compare scenarios/static_vs_continuous.yaml --out out/static_vs_continuous
-	@echo "Written:"; find out/quickstart out/static_vs_continuous -type f | sort | sed 's/^/  /'
+	@echo; echo "Next: change a copy of scenarios/quickstart.yaml, or see $(BIN)/servesim --help and README.md."
 
 install: $(VENV)/installed ## make .venv with servesim in it
 
@@ -27,6 +30,9 @@ test: $(VENV)/installed-dev ## all tests but the slow ones
 
 test-slow: $(VENV)/installed-dev ## tests that need a browser, a cluster, torch or minutes
 	@$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; } # 5: there are none
+
+fuzz: $(VENV)/installed-dev ## compare the two vLLM V1 planners on many random lives (SEEDS=20000)
+	$(BIN)/python -m tests.differential.fuzz $(SEEDS)
 
 lint: $(VENV)/installed-dev ## formatting, lint, types and the import ladder
 	$(BIN)/ruff format --check .

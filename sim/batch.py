@@ -37,6 +37,10 @@ class TickCalendar:
         if entries is not None:
             entries.pop(request, None)
 
+    def has(self, tick: int) -> bool:
+        """Whether anything is noted for a tick."""
+        return bool(self._entries.get(tick))
+
     def pop(self, tick: int) -> list[Request]:
         """Requests of a tick in the order in which they were noted. A second call finds none."""
         entries = self._entries.pop(tick, None)
@@ -127,6 +131,10 @@ class RunningBatch:
         """Members whose time is up after `tick`, in joining order. Each is named once: a second call finds none."""
         return self._calendar.pop(tick)
 
+    def has_due(self, tick: int) -> bool:
+        """Whether somebody's time is up after `tick`."""
+        return self._calendar.has(tick)
+
     @property
     def next_due_tick(self) -> int | None:
         """The first tick after which somebody's time is up; None when nobody decodes."""
@@ -149,7 +157,9 @@ class RunningBatch:
 
     def context_sums(self) -> tuple[int, int, int]:
         """Sum, sum of squares and maximum of the members' contexts."""
-        return self.context_sum, self.context_sum_sq, self.context_max
+        tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
+        sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
+        return offset_sum + num_decode * tick, sum_sq, self.context_max
 
     @property
     def context_max(self) -> int:

@@ -92,7 +92,8 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
-    clock.run(until_ns=stop_ns)
+    with _at(scenario.place):
+        clock.run(until_ns=stop_ns)
     clients.stop()
     tables = recorder.tables()
     facts = _facts(scenario, traffic, parts.limits, policy, stop_ns)

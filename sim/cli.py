@@ -1,15 +1,18 @@
 """The command line: the only place that prints or exits.
 
-Commands parse, call the library and show what it returns. Exit codes: 0 done, 2 the user's error, 3 a bug of
-ours, 130 interrupted. Everything heavy is imported by the command that needs it, so that `--help` is quick.
+Commands parse, call the library and show what it returns. Exit codes: 0 done (also when the reader of a pipe has
+seen enough), 1 a log differs from its replay, 2 the user's error or what the system refuses, 3 a bug of ours, 130
+interrupted. Everything heavy is imported by the command that needs it, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -23,10 +26,13 @@ from sim.errors import ScenarioError, UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from sim.results import Results
     from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
 DEBUG_VARIABLE = "SERVESIM_DEBUG"
+MIN_COLUMNS = 80
+"""A narrower terminal breaks our lines; tables squeezed into it would lose their figures."""
 
 app = typer.Typer(
     help="Simulate LLM serving schedulers: one YAML scenario in, latency percentiles and a plain answer out.",
@@ -66,12 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return 0
+    except OSError as error:
+        return _refused_by_system(error)
     except Exception as error:
         return _bug(error)
 
 
 def end() -> NoReturn:
     """Run the command line of this process and leave with its exit code."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # it lives as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without, say, × shows the rest
     sys.exit(main())
 
 
@@ -100,7 +112,7 @@ def run(
     loaded = _load(scenario, overrides, seed, allow_imports)
     _check_folder(out)
     results = simulate(loaded)
-    written = [] if out is None else save(results, loaded, out)
+    written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
         _print_json(results.summary())
         return
@@ -127,7 +139,11 @@ def compare(
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
     _check_folder(out)
     comparison = compare_scenarios(*loaded)
-    written = [] if out is None else comparison.save(out)
+    written: list[Path] = []
+    if out is not None:
+        from sim.report.plots import save_comparison
+
+        written = comparison.save(out) + save_comparison(comparison.results, out)
     if as_json:
         _print_json(comparison.to_dict())
         return
@@ -135,6 +151,16 @@ def compare(
 
     _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
     _name(written)
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `servesim run --out` wrote")],
+) -> None:
+    """Draw the plots of a run again, from its tables."""
+    from sim.results import Results
+
+    _name(_draw(Results.load(folder), folder))
 
 
 @app.command()
@@ -188,10 +214,42 @@ def policies(as_json: AsJson = False) -> None:
     _show_table("policies", policy_rows(), as_json)
 
 
+@app.command()
+def conformance(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH", help="goldens: an input, its log, or folders of them", show_default=False),
+    ],
+) -> None:
+    """Replay step logs of real engines and compare every field of every step."""
+    from sim.conformance import report, suite
+    from sim.conformance.golden import find_goldens
+
+    goldens, outcomes = find_goldens(paths), []
+    width = report.name_width(goldens)
+    typer.echo(report.heading(width))
+    for path in goldens:
+        start_s = time.perf_counter()
+        outcome = suite.examine(path)
+        outcomes.append(outcome)
+        typer.echo(report.row(outcome, time.perf_counter() - start_s, width))
+        _show(report.details(outcome))
+        if outcome.error is not None:
+            _complain(f"error: {outcome.error}")
+    typer.echo(report.closing(outcomes))
+    raise typer.Exit(suite.exit_code(outcomes))
+
+
 def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:
     from sim.scenario import load_scenario
 
     return load_scenario(path, overrides or (), seed=seed, allow_imports=allow_imports)
+
+
+def _draw(results: Results, folder: Path) -> list[Path]:
+    from sim.report.plots import save_all
+
+    return save_all(results, folder)
 
 
 def _check_folder(out: Path | None) -> None:
@@ -207,13 +265,14 @@ def _check_folder(out: Path | None) -> None:
 
 
 def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    typer.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _show(renderables: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=False, highlight=False)
+    console.width = max(console.width, MIN_COLUMNS)
     for renderable in renderables:
         console.print(renderable, markup=False)
 
@@ -246,16 +305,32 @@ def _after(end: SystemExit) -> int:
     code = end.code if isinstance(end.code, int) else 0 if end.code is None else USER_ERROR
     if code == INTERRUPTED:
         _complain("interrupted")
-    with contextlib.suppress(BrokenPipeError):
+    if isinstance(end.__context__, BrokenPipeError):
+        _silence_stdout()
+        return 0
+    try:
         sys.stdout.flush()
-        return code
-    _silence_stdout()
+    except BrokenPipeError:
+        _silence_stdout()
+    except OSError as error:
+        return _refused_by_system(error)
     return code
 
 
 def _silence_stdout() -> None:
     """The reader is gone (`| head`): let nothing more be written, not even by the interpreter's last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refused_by_system(error: OSError) -> int:
+    """A full disk, a folder where a file should go: nothing that a scenario or servesim could mend."""
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    what = f"{error.filename2 or error.filename}: " if error.filename else ""
+    _complain(f"error: {what}{error.strerror or error}.")
+    if not error.filename:
+        _silence_stdout()
+    return USER_ERROR
 
 
 def _bug(error: Exception) -> int:

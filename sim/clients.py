@@ -1,6 +1,7 @@
 """The clients: they send requests, wait for answers, leave, and limit themselves.
 
-Open-loop requests arrive by themselves; closed-loop clients send the next one some time after an answer.
+Open-loop requests arrive by themselves; closed-loop clients send the next one some time after an answer, and
+so does everybody who is in a conversation.
 A class's connection limit holds requests back at the client, which is not batching: what waits there is
 invisible to the server.
 """
@@ -27,9 +28,11 @@ class Clients:
         self._recorder = recorder
         self._traffic = traffic
         self._open_rows: deque[int] = deque(np.flatnonzero(traffic.arrival_ns != NEVER).tolist())
+        reactions = np.flatnonzero(traffic.arrival_ns == NEVER)
+        if traffic.has_next_turn is not None:
+            reactions = reactions[~traffic.has_next_turn[reactions - 1]]
         self._closed_rows: list[deque[int]] = [
-            deque(np.flatnonzero((traffic.class_index == i) & (traffic.arrival_ns == NEVER)).tolist())
-            for i in range(len(traffic.pools))
+            deque(reactions[traffic.class_index[reactions] == i].tolist()) for i in range(len(traffic.pools))
         ]
         self._num_connected = [0] * len(traffic.pools)
         self._held_back: list[deque[Request]] = [deque() for _ in traffic.pools]
@@ -43,7 +46,7 @@ class Clients:
         if self._open_rows:
             self._schedule_next_arrival()
         for class_index, pool in enumerate(self._traffic.pools):
-            for _ in range(pool.num_clients or 0):
+            for _ in range(min(pool.num_clients or 0, len(self._closed_rows[class_index]))):
                 self._think(class_index)
 
     def stop(self) -> None:
@@ -69,11 +72,13 @@ class Clients:
         rows = self._closed_rows[class_index]
         if not rows:
             return
-        row = rows.popleft()
-        arrival_ns = self._clock.now_ns + int(self._traffic.think_ns[row])
-        self._clock.call_at(arrival_ns, Priority.ARRIVE, lambda: self._arrive_closed(row))
+        self._send_after_thinking(rows.popleft())
 
-    def _arrive_closed(self, row: int) -> None:
+    def _send_after_thinking(self, row: int) -> None:
+        arrival_ns = self._clock.now_ns + int(self._traffic.think_ns[row])
+        self._clock.call_at(arrival_ns, Priority.ARRIVE, lambda: self._arrive_now(row))
+
+    def _arrive_now(self, row: int) -> None:
         request = self._traffic.request(row)
         request.arrival_ns = self._clock.now_ns
         self._arrive(request)
@@ -126,5 +131,15 @@ class Clients:
         self._react(request)
 
     def _react(self, request: Request) -> None:
-        if self._traffic.pools[request.class_index].num_clients is not None:
+        """A conversation goes on; a client whose conversation or single request is over begins the next one."""
+        if self._has_next_turn(request):
+            self._send_after_thinking(request.index + 1)
+        elif self._traffic.pools[request.class_index].num_clients is not None:
             self._think(request.class_index)
+
+    def _has_next_turn(self, request: Request) -> bool:
+        """Whether the answer is there as the next turn quotes it, and there is a next turn."""
+        has_next_turn = self._traffic.has_next_turn
+        if has_next_turn is None or not has_next_turn[request.index] or request.outcome is not Outcome.FINISHED:
+            return False
+        return request.num_target_tokens == min(request.output_tokens, request.max_tokens)

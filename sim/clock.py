@@ -17,11 +17,13 @@ from enum import IntEnum
 import simpy
 from simpy.events import Event
 
-from sim.errors import InvariantError
+from sim.errors import InvariantError, ScenarioError
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
+MAX_TIME_NS = 9 * 10**18
+"""Later times do not fit in the 64 bits of the tables."""
 
 
 class Priority(IntEnum):
@@ -53,20 +55,32 @@ class Clock:
         """An event that somebody will `trigger`."""
         return Event(self.env)
 
-    def trigger(self, event: Event, priority: Priority, delay_ns: int = 0) -> None:
-        """Let `event` fire `delay_ns` (>= 0) from now, in the given place of that nanosecond."""
+    def trigger(self, event: Event, priority: Priority) -> None:
+        """Let an `event()` fire now, in the given place of this nanosecond."""
         # What simpy.Timeout does, with a priority: the event has its value when it is scheduled.
         event._ok = True
         event._value = None
-        self.env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
+        self.env.schedule(event, priority)  # type: ignore[arg-type]  # SimPy's type knows only its own two
 
     def at(self, time_ns: int, priority: Priority) -> Event:
-        """An event that fires at `time_ns` (>= now) in the given place of that nanosecond."""
-        delay_ns = time_ns - self.now_ns
+        """An event that fires at `time_ns` (>= now) in the given place of that nanosecond.
+
+        Raises ScenarioError for a time that no run can reach.
+        """
+        env = self.env
+        delay_ns = time_ns - env.now
         if delay_ns < 0:
             raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
-        event = Event(self.env)
-        self.trigger(event, priority, delay_ns)
+        if time_ns > MAX_TIME_NS:
+            raise ScenarioError(
+                "run",
+                f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
+                remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
+            )
+        event = Event(env)
+        event._ok = True
+        event._value = None
+        env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
         return event
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:

@@ -57,9 +57,9 @@ class EngineCore:
             self._has_ends_to_report = True
         return gone
 
-    def may_plan(self) -> bool:
-        """Whether another batch may be put in flight."""
-        return len(self._in_flight) < self.depth and self.policy.num_unfinished > 0
+    def num_to_plan(self) -> int:
+        """How many batches may be put in flight now: none while the policy has no request."""
+        return self.depth - len(self._in_flight) if self.policy.num_unfinished else 0
 
     def plan(self, now_ns: int) -> Step:
         """Decide one batch and put it in flight. It may be empty; an empty one is completed like any other."""

@@ -10,6 +10,9 @@ import numpy as np
 from sim.cost.base import CostModel
 from sim.step import SteadyRun, SteadyTimes, Step
 
+MAX_FORESEEN_NS = 10**11
+"""Longer steps (100 s) are advanced one by one: their prices could overflow where they are added up."""
+
 
 class Launch(NamedTuple):
     """A step on its way through the device. An empty step takes no time."""
@@ -81,8 +84,10 @@ class Device:
 
         They do when nothing is on its way, or when the host's work hides behind the step that is. Pure.
         """
-        prices_ns = self._cost.price_decode_run(run.shape, len(run.num_new_blocks))
         host_ns = self._cost.host_ns(run.shape)
+        if self._cost.price(run.shape) + host_ns > MAX_FORESEEN_NS:
+            return None
+        prices_ns = self._cost.price_decode_run(run.shape, len(run.num_new_blocks))
         if not self._launches:
             end_ns = now_ns + np.cumsum(prices_ns + host_ns)
         elif max(now_ns, self._host_free_ns) + host_ns <= self._free_ns and host_ns <= prices_ns.min():

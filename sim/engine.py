@@ -132,8 +132,9 @@ class Engine:
                 if self._foreseen is not None:
                     self._settle(side="left")
             else:
-                while core.may_plan():  # ... or decide one; with depth > 1, ahead of the results
-                    device.launch(core.plan(clock.now_ns), clock.now_ns)
+                now_ns = clock.now_ns
+                for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
+                    device.launch(core.plan(now_ns), now_ns)
                 if device.is_idle:  # 2. nothing to compute: wait for work
                     yield from self._rest()
                     continue
@@ -188,6 +189,7 @@ class Engine:
         step, finished = self._core.complete()
         launch = self._device.pop_oldest()
         if launch.start_ns == launch.end_ns:
+            self._recorder.record_preemptions(step)
             return bool(step.preempted)
         self._recorder.record(step, launch.start_ns, launch.end_ns, launch.host_ns, finished)
         if finished is not NOTHING_ENDED:

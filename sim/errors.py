@@ -22,12 +22,16 @@ class UserError(Exception):
     it (with the offending value); `valid` what would be accepted; `remedy` what to do about it.
     """
 
-    def __init__(self, place: str, found: str, *, valid: str = "", remedy: str = "") -> None:
+    def __init__(self, place: str, found: str, valid: str = "", remedy: str = "") -> None:
+        # SimPy and pickle make an exception again from its `args`.
+        super().__init__(place, found, valid, remedy)
         self.place, self.found, self.valid, self.remedy = place, found, valid, remedy
-        message = f"{place}: {found}" if place else found
-        message += f"; {valid}" if valid else ""
+
+    def __str__(self) -> str:
+        message = f"{self.place}: {self.found}" if self.place else self.found
+        message += f"; {self.valid}" if self.valid else ""
         message += "" if message.endswith((".", "?", "!")) else "."
-        super().__init__(f"{message} {remedy}".rstrip())
+        return f"{message} {self.remedy}".rstrip()
 
 
 class ScenarioError(UserError):
@@ -49,8 +53,8 @@ class GoldenError(UserError):
 class InvariantError(Exception):
     """A law of the simulator is broken: never the user's fault, always ours."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(f"this is a bug in servesim: {message}")
+    def __str__(self) -> str:
+        return f"this is a bug in servesim: {super().__str__()}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

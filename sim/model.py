@@ -176,7 +176,7 @@ def _read(path: Path, place: str) -> dict[str, Any]:
     return config
 
 
-_Size = Annotated[int, Field(ge=1, strict=True)]
+_Size = Annotated[int, Field(ge=1, le=10**8, strict=True)]
 
 
 class _Config(BaseModel):

@@ -15,14 +15,20 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from sim.errors import ScenarioError, did_you_mean
 from sim.registry import Registry
 
+# Of two constraints of one kind pydantic keeps only the one written here: a field that narrows `le` needs
+# `Annotated[Count, Field(le=...)]`. The bound of plain numbers is an `lt`, so that `Field(le=...)` narrows it.
 Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 """A whole number of things, at least one."""
 CountOrZero = Annotated[int, Field(ge=0, le=10**12, strict=True)]
 """A whole number of things, possibly none."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-"""A finite number above zero."""
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-"""A finite number, zero or more."""
+Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False, strict=True)]
+"""A number above zero, small enough that sums and products of a few of them stay finite."""
+NonNegative = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False, strict=True)]
+"""A number, zero or more, small enough that sums and products of a few of them stay finite."""
+PositiveSeconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=True)]
+"""A time above zero, up to some 30 years: sums of a few of them fit in 64 bits of nanoseconds."""
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
+"""A time, zero or more, up to some 30 years."""
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 """A probability or a part of a whole."""
 

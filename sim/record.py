@@ -120,6 +120,8 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
         self._lane_ticks = [0]
+        self._num_preempted = 0
+        """Since the last iteration that has a row."""
 
     def record(self, step: Step, start_ns: int, end_ns: int, host_ns: int, finished: Finished) -> None:
         """One completed, non-empty step and what its results ended. Mutates the recorder's marks on requests."""
@@ -153,10 +155,11 @@ class Recorder:
                 step.used_blocks,
                 step.num_new_blocks,
                 step.live_tokens,
-                len(step.preempted),
+                self._num_preempted,
                 step.blocked_by,
             )
         )
+        self._num_preempted = 0
         for request in finished.finished:
             request.finished_iteration = iteration
             request.finished_ns = end_ns
@@ -230,13 +233,18 @@ class Recorder:
             segments=self.segments.to_columns(),
         )
 
-    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+    def record_preemptions(self, step: Step) -> None:
+        """The victims of a completed step, which may be empty: then the next iteration's row counts them."""
+        self._num_preempted += len(step.preempted)
         for victim, _, num_lost_tokens in step.preempted:
             if victim.is_recorded:
                 continue
             victim.num_preemptions += 1
             victim.recomputed_tokens += num_lost_tokens
             self._close_segment(victim)
+
+    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+        self.record_preemptions(step)
         for request, num_cached_tokens, is_resumed in step.admitted:
             if not is_resumed:
                 request.admitted_iteration = iteration

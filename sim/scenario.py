@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from sim.cost.base import COST_MODELS, CostOptions
 from sim.errors import ScenarioError
 from sim.metrics.slo import parse_slo
-from sim.options import Count, CountOrZero, NonNegative, OneOf, Options, Positive
+from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
 from sim.policies.base import POLICIES, EngineOptions
 from sim.scenario_errors import scenario_error
 from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
@@ -52,8 +52,8 @@ class RunOptions(Options):
     """How long the run is, and what of it is measured."""
 
     num_requests: Count | None = Field(default=None, description="requests over all classes, the earliest ones")
-    duration_s: Positive | None = Field(default=None, description="arrivals end here, seconds")
-    warmup_s: NonNegative = Field(default=0.0, description="requests that arrive earlier are not measured, seconds")
+    duration_s: PositiveSeconds | None = Field(default=None, description="arrivals end here, seconds")
+    warmup_s: Seconds = Field(default=0.0, description="requests that arrive earlier are not measured, seconds")
     drain: bool = Field(
         default=True, description="run until the last request is over; false: cut at duration_s, the rest is unfinished"
     )
@@ -71,6 +71,9 @@ class RunOptions(Options):
         if self.duration_s is not None and self.warmup_s >= self.duration_s:
             raise refusal(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g} to measure")
         return self
+
+
+_NOT_IN_A_VARIANT = {"name": "its key under `compare` is its name", "compare": "variants have no variants"}
 
 
 def _roofline() -> CostOptions:
@@ -133,6 +136,8 @@ class Scenario(Options):
         variants: dict[str, Scenario] = {}
         for name, overlay in self.compare.items():
             place = f"{self.place}: compare.{name}"
+            for key in _NOT_IN_A_VARIANT.keys() & overlay.keys():
+                raise ScenarioError(f"{place}.{key}", "no key of a variant", valid=_NOT_IN_A_VARIANT[key])
             data = lay_over(base, overlay, place)
             variants[name] = parse_scenario(
                 data | {"name": name}, place=place, folder=self.folder, allow_imports=self._allow_imports

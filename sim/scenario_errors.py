@@ -51,7 +51,10 @@ class SeveralScenarioError(ScenarioError):
         first = errors[0]
         super().__init__(first.place, first.found, valid=first.valid, remedy=first.remedy)
         self.errors = tuple(errors)
-        self.args = ("\n".join(str(error) for error in errors),)
+        self.args = (self.errors,)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
 
 
 def scenario_error(error: ValidationError, data: Any, model: type[BaseModel], place: str) -> ScenarioError:

@@ -29,25 +29,52 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the scalars of YAML 1.2 and without duplicate keys.
+    """Safe YAML with the scalars of YAML 1.2, with keys that are text, and without duplicate keys.
 
-    YAML 1.1, PyYAML's own, reads `1e3` as text, `12:30` as 750 and `on` as true.
+    YAML 1.1, PyYAML's own, reads `1e3` as text, `12:30` as 750 and `on` as true. A key is text as it is
+    written: `0.5` and `32` need no quotes.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        # Contents before containers: what contains itself is then an error rather than a cycle.
+        self.deep_construct = True
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            # PyYAML's own constructors fail so on a value that its explicit tag does not fit
+            kind = node.tag.removeprefix("tag:yaml.org,2002:")
+            raise _refusal(f"not a value of the kind {kind!r} ({error})", node) from error
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        value = super().construct_scalar(node)
+        value.encode()  # fails for half a character, which the escape \ud800 makes
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key = self.construct_object(key_node, deep=True)
-            line = key_node.start_mark.line + 1
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _refusal("a key is not text", key_node)
+            key = key_node.value
             if key in lines:
-                problem = f"key {key!r} is given twice, first in line {lines[key]}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            lines[key] = line
+                raise _refusal(f"key {key!r} is given twice, first in line {lines[key]}", key_node)
+            lines[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep=deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                key_node.tag = "tag:yaml.org,2002:str"
+
+
+def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -133,7 +160,7 @@ def lay_over(base: Any, overlay: Any, place: str) -> Any:
     merged = {key: value for key, value in base.items() if key not in taken_back}
     for key, value in overlay.items():
         if value is not None:
-            merged[key] = lay_over(merged[key], value, f"{place}.{key}") if key in merged else value
+            merged[key] = lay_over(merged[key], value, _inside(place, key)) if key in merged else value
     return merged
 
 
@@ -148,10 +175,18 @@ def _lay_over_list(base: list[Any], overlay: Mapping[str, Any], place: str) -> l
         else:
             known = [name for name in names if name] + [str(i) for i in range(len(base))]
             raise ScenarioError(
-                f"{place}.{key}", "no such entry", valid=f"known: {', '.join(known)}", remedy=did_you_mean(key, known)
+                _inside(place, key),
+                "no such entry",
+                valid=f"known: {', '.join(known)}",
+                remedy=did_you_mean(key, known),
             )
-        merged[index] = lay_over(merged[index], value, f"{place}.{key}")
+        merged[index] = lay_over(merged[index], value, _inside(place, key))
     return merged
+
+
+def _inside(place: str, key: str) -> str:
+    """`x.yaml: engine`, `x.yaml: engine.policy`."""
+    return f"{place}.{key}" if ": " in place else f"{place}: {key}"
 
 
 def _kind(value: Any) -> str:

@@ -6,6 +6,7 @@ that decodes; a step names only who joined them, who left, and who prefills.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -87,7 +88,7 @@ class Preemption(NamedTuple):
     num_lost_tokens: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Step:
     """One planned iteration. A policy fills it in `plan` and nobody changes it afterwards.
 
@@ -97,23 +98,24 @@ class Step:
     """
 
     shape: StepShape
-    chunks: list[Chunk]
-    joined: list[Request]
-    left: list[Request]
-    admitted: list[Admission]
-    preempted: list[Preemption]
-    blocked_by: BlockedBy = BlockedBy.NOTHING
-    num_running: int = 0
+    num_running: int
     """Members of the running batch after planning, scheduled or not."""
-    num_waiting: int = 0
-    used_blocks: int = 0
-    num_new_blocks: int = 0
-    live_tokens: int = 0
+    num_waiting: int
+    used_blocks: int
+    num_new_blocks: int
+    live_tokens: int
     """Tokens in KV that a request still needs, this step's included; what `used_blocks` holds beyond them is
-    reserved, rounding, or kept for nobody (finished members of a batch that goes on)."""
-    lane: int = 0
+    reserved, rounding, or kept for nobody (finished members of a batch that goes on). One that several
+    requests share counts for each of them."""
+    blocked_by: BlockedBy = BlockedBy.NOTHING
     tick: int = 0
     """The policy's own count of decoding steps, this one included (scratch of `plan` for `update`)."""
+    lane: int = 0
+    chunks: Sequence[Chunk] = ()
+    joined: Sequence[Request] = ()
+    left: Sequence[Request] = ()
+    admitted: Sequence[Admission] = ()
+    preempted: Sequence[Preemption] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -16,9 +16,15 @@ from sim.cost.base import Resource
 from sim.errors import UserError
 from sim.metrics.facts import RunFacts
 from sim.metrics.limits import Breakdown
-from sim.record import Columns, Tables
+from sim.record import CHUNK_COLUMNS, ITERATION_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, Columns, Tables
 
-TABLE_NAMES = ("iterations", "chunks", "requests", "segments")
+_COLUMNS = {
+    "iterations": ITERATION_COLUMNS,
+    "chunks": CHUNK_COLUMNS,
+    "requests": REQUEST_COLUMNS,
+    "segments": SEGMENT_COLUMNS,
+}
+TABLE_NAMES = tuple(_COLUMNS)
 
 _FACTS_KEY = b"servesim"
 _REMEDY = "Give a folder that `servesim run --out` wrote."
@@ -56,11 +62,18 @@ def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown
 
 
 def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
-    """What `save_run` wrote. Raises UserError for a folder that holds no run."""
+    """What `save_run` wrote. Raises UserError for a folder that holds no run, or files of several."""
     tables: dict[str, Columns] = {}
+    facts: dict[str, Any] = {}
     for name in TABLE_NAMES:
-        tables[name], facts = _read(folder / f"{name}.parquet")
+        tables[name], own_facts = _read(folder / f"{name}.parquet")
+        if facts not in ({}, own_facts):
+            raise UserError(str(folder), f"{name}.parquet is of another run than the tables before it", remedy=_REMEDY)
+        facts = own_facts
     try:
+        for name, columns in _COLUMNS.items():
+            if not tables[name].keys() >= set(columns):
+                raise KeyError(next(column for column in columns if column not in tables[name]))
         costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
         breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
         return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown

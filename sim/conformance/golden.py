@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sim.errors import GoldenError
 Line = dict[str, Any]
 """One step of a log, in the log's own words."""
 
+INPUT_SUFFIX = ".json"
 LOG_SUFFIX = ".log.jsonl.gz"
 
 
@@ -36,22 +38,33 @@ class Golden:
         return value
 
 
-def find_goldens(path: Path) -> list[Path]:
-    """Inputs that have a log beside them: the one named (by either file), or all below a folder. Raises GoldenError."""
-    if path.is_file():
-        name = path.name
-        return [path.with_name(name.removesuffix(LOG_SUFFIX) + ".json") if name.endswith(LOG_SUFFIX) else path]
-    if not path.is_dir():
-        raise GoldenError(str(path), "no such file or folder", remedy="Name a golden's .json, its log, or a folder.")
-    found = [p for p in sorted(path.rglob("*.json")) if log_of(p).exists()]
-    if not found:
-        raise GoldenError(str(path), f"holds no <name>.json with a <name>{LOG_SUFFIX} beside it")
-    return found
+def find_goldens(paths: Sequence[Path]) -> list[Path]:
+    """The inputs meant by `paths`, each once: files (of an input or of its log) and all logs below folders.
+
+    Raises GoldenError for a path that names nothing.
+    """
+    return list(dict.fromkeys(found for path in paths for found in _find(path)))
+
+
+def _find(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = [input_of(log) for log in sorted(path.rglob(f"*{LOG_SUFFIX}"))]
+        if not found:
+            raise GoldenError(str(path), f"holds no log (<name>{LOG_SUFFIX} beside <name>{INPUT_SUFFIX})")
+        return found
+    if not path.exists():
+        raise GoldenError(str(path), "no such file or folder", remedy="Name an input, its log, or a folder of them.")
+    return [input_of(path) if path.name.endswith(LOG_SUFFIX) else path]
+
+
+def input_of(log: Path) -> Path:
+    """The input that belongs to a log."""
+    return log.with_name(log.name.removesuffix(LOG_SUFFIX) + INPUT_SUFFIX)
 
 
 def log_of(path: Path) -> Path:
     """The log that belongs to an input."""
-    return path.with_name(path.name.removesuffix(".json") + LOG_SUFFIX)
+    return path.with_name(path.name.removesuffix(INPUT_SUFFIX) + LOG_SUFFIX)
 
 
 def read_golden(path: Path) -> Golden:
@@ -83,7 +96,9 @@ def _parse(text: str, place: str) -> Line:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise GoldenError(place, f"is not JSON ({error.msg}, column {error.colno})") from error
+        raise GoldenError(place, f"is not JSON ({error.msg}, line {error.lineno} column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise GoldenError(place, f"is not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
         raise GoldenError(place, f"holds a {type(value).__name__}", valid="a JSON object is expected")
     return value

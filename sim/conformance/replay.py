@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sim.conformance.golden import Golden, Line
-from sim.errors import GoldenError
+from sim.errors import GoldenError, did_you_mean
 from sim.registry import Registry
 
 
@@ -18,6 +17,9 @@ class Replay(ABC):
 
     FORMAT: ClassVar[object]
     """What the log's header must say under `format`."""
+
+    note = ""
+    """What a user should know about how the log is replayed."""
 
     def __init__(self, golden: Golden) -> None:
         """Builds the core. Raises GoldenError for options or requests that the policy does not know."""
@@ -30,7 +32,10 @@ class Replay(ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[Line]:
-        """The replayed steps, each in the words of the log."""
+        """The replayed steps, each in the words of the log.
+
+        May go on for ever, as a livelocked engine does, but each next line comes after a bounded time.
+        """
 
     @abstractmethod
     def header(self) -> Line:
@@ -41,49 +46,57 @@ class Replay(ABC):
 class Mismatch:
     """The first difference between a log and its replay."""
 
-    field: str
-    expected: Any
-    actual: Any
-    line: Line | None
-    """The log's line; None when the replay goes on after the log's end."""
+    logged: Line | None
+    """The log's step, or its header when all steps agree; None when the replay goes on after the log's end."""
     replayed: Line | None
+    """None when the replay ends before the log."""
     before: Line | None
-    """The last line that agreed: the state in which the differing decision was taken."""
+    """The last step that agreed: the state in which the differing decision was taken."""
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of what differs, in the log's order. A field that is missing differs from any value."""
+        logged, replayed = self.logged or {}, self.replayed or {}
+        return [name for name in {**logged, **replayed} if _is_different(name, logged, replayed)]
+
+
+class NoPolicyError(GoldenError):
+    """A log of an engine that has no policy here."""
 
 
 def replay_for(golden: Golden) -> Replay:
-    """The replay of a golden's engine. Raises GoldenError for an engine that has no policy here."""
-    engine = golden.scenario.get("engine")
-    if not isinstance(engine, str) or engine not in REPLAYS:
-        raise GoldenError(
-            str(golden.path), f"is a log of engine {engine!r}", valid=f"can be replayed: {', '.join(REPLAYS)}"
+    """The replay of a golden's engine. Raises NoPolicyError, and GoldenError for an input that cannot be replayed."""
+    engine = golden.field("engine", str)
+    if engine not in REPLAYS:
+        raise NoPolicyError(
+            str(golden.path),
+            f"no policy for engine {engine!r}",
+            valid=f"can be replayed: {', '.join(REPLAYS)}",
+            remedy=did_you_mean(engine, REPLAYS),
         )
     return REPLAYS.load(engine)(golden)
 
 
-def check(golden: Golden) -> Mismatch | None:
-    """Replay a golden; the first difference, or None when every field of every line agrees."""
-    replay = replay_for(golden)
+def first_mismatch(replay: Replay) -> Mismatch | None:
+    """Run a replay beside its log; the first difference, or None when every field of every line agrees.
+
+    Stops at the difference, at the latest one step behind the log's end.
+    """
     before: Line | None = None
     replayed = replay.lines()
-    for expected in golden.lines:
+    for logged in replay.golden.lines:
         actual = next(replayed, None)
-        if (mismatch := _compare(expected, actual, before)) is not None:
-            return mismatch
-        before = expected
+        if logged != actual:
+            return Mismatch(logged, actual, before)
+        before = logged
     for extra in replayed:
-        return _compare(None, extra, before)
-    return _compare(golden.header, replay.header(), before)
+        return Mismatch(None, extra, before)
+    header = replay.header()
+    return None if header == replay.golden.header else Mismatch(replay.golden.header, header, before)
 
 
-def _compare(expected: Line | None, actual: Line | None, before: Line | None) -> Mismatch | None:
-    if expected is None or actual is None:
-        return Mismatch("line", expected, actual, expected, actual, before)
-    for field in chain(expected, actual):
-        wanted, got = expected.get(field), actual.get(field)
-        if wanted != got or (field in expected) != (field in actual):
-            return Mismatch(field, wanted, got, expected, actual, before)
-    return None
+def _is_different(name: str, logged: Line, replayed: Line) -> bool:
+    return (name in logged) != (name in replayed) or logged.get(name) != replayed.get(name)
 
 
 REPLAYS: Registry[Replay] = Registry(

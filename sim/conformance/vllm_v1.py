@@ -8,33 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from sim.conformance.golden import Golden, Line
 from sim.conformance.replay import Replay
+from sim.conformance.vllm_v1_input import (
+    LoggedRequest,
+    note_on_version,
+    read_config,
+    read_max_steps,
+    read_rows,
+    to_requests,
+)
 from sim.core import EngineCore
-from sim.errors import GoldenError, ScenarioError, did_you_mean
 from sim.policies.vllm_v1 import planner_for
-from sim.policies.vllm_v1_config import V1Config, rules_for
 from sim.policies.vllm_v1_state import V1Step
-from sim.request import NEVER, Request, Status
+from sim.request import Request, Status
 from sim.step import Finished
-from sim.tokens import Run, TokenRuns
-
-CONFIG_KEYS = {f.name for f in fields(V1Config)} - {"rules", "async_scheduling"}
-REQUEST_KEYS = {
-    "id",
-    "arrival_step",
-    "prompt_tokens",
-    "output_tokens",
-    "max_tokens",
-    "priority",
-    "cancel_step",
-    "prefix",
-    "arrival_time",
-    "output_stream",
-}
 
 
 class VllmV1Replay(Replay):
@@ -44,19 +34,21 @@ class VllmV1Replay(Replay):
 
     def __init__(self, golden: Golden) -> None:
         super().__init__(golden)
-        self._config = _config(golden)
+        self._config = read_config(golden)
+        self._max_steps = read_max_steps(golden)
+        rows = read_rows(golden)
+        self.note = note_on_version(golden)
         self._policy = planner_for(self._config)
         self._core = EngineCore(self._policy)
-        self._requests = _requests(golden)
-        self._arrivals, self._cancels = _schedule(golden, self._requests)
+        self._requests = to_requests(rows)
+        self._arrivals, self._cancels = _schedule(rows, self._requests)
         self._steps_in_flight: list[int] = []
         self._totals: dict[str, int] = defaultdict(int)
 
     def lines(self) -> Iterator[Line]:
         times = sorted(self._arrivals.keys() | self._cancels.keys())
-        max_steps = self.golden.scenario.get("max_steps")
         step = 0
-        while max_steps is None or step < max_steps:
+        while self._max_steps is None or step < self._max_steps:
             if not self._core.has_requests and not self._core.num_in_flight:
                 upcoming = [time for time in times if time >= step]
                 if not upcoming:
@@ -148,67 +140,16 @@ class VllmV1Replay(Replay):
             line["sampled"] = {row.request.id: row.num_sampled for row in step.rows if row.num_sampled}
 
 
-def _config(golden: Golden) -> V1Config:
-    given = golden.field("config", dict)
-    _refuse_unknown(golden, "config", given, CONFIG_KEYS)
-    mode = golden.field("mode", str)
-    if mode not in ("sync", "async"):
-        raise GoldenError(str(golden.path), f"mode is {mode!r}", valid="known: sync, async")
-    try:
-        rules, _ = rules_for(golden.field("version", str), place=str(golden.path))
-    except ScenarioError as error:
-        raise GoldenError(error.place, error.found, valid=error.valid) from error
-    pattern = given.get("spec_accept_pattern")
-    return V1Config(
-        **{
-            **given,
-            "spec_accept_pattern": None if pattern is None else tuple(pattern),
-            "async_scheduling": mode == "async",
-            "rules": rules,
-        }
-    )
+Timetable = dict[int, list[Request]]
+"""Requests by the step in which something happens to them, each list in file order."""
 
 
-def _requests(golden: Golden) -> list[Request]:
-    requests = []
-    for index, row in enumerate(golden.field("requests", list)):
-        _refuse_unknown(golden, f"requests[{index}]", row, REQUEST_KEYS)
-        arrival_time = row.get("arrival_time")
-        requests.append(
-            Request(
-                index,
-                row["prompt_tokens"],
-                row["output_tokens"],
-                max_tokens=row["max_tokens"],
-                priority=row.get("priority", 0),
-                arrival_ns=index if arrival_time is None else arrival_time,
-                id=row["id"],
-                tokens=TokenRuns(
-                    tuple(Run(stream, length) for stream, length in row.get("prefix") or ()), row.get("output_stream")
-                ),
-            )
-        )
-    return requests
-
-
-def _schedule(golden: Golden, requests: list[Request]) -> tuple[dict[int, list[Request]], dict[int, list[Request]]]:
-    """Requests by the step in which they arrive, and by the step in which they are cancelled; in file order."""
-    arrivals: dict[int, list[Request]] = defaultdict(list)
-    cancels: dict[int, list[Request]] = defaultdict(list)
-    for request, row in zip(requests, golden.scenario["requests"], strict=True):
-        arrivals[row["arrival_step"]].append(request)
-        cancel_step = row.get("cancel_step")
-        if cancel_step not in (None, NEVER):
-            cancels[cancel_step].append(request)
+def _schedule(rows: list[LoggedRequest], requests: list[Request]) -> tuple[Timetable, Timetable]:
+    """Who arrives when, and who is cancelled when."""
+    arrivals: Timetable = defaultdict(list)
+    cancels: Timetable = defaultdict(list)
+    for row, request in zip(rows, requests, strict=True):
+        arrivals[row.arrival_step].append(request)
+        if row.cancel_step is not None:
+            cancels[row.cancel_step].append(request)
     return arrivals, cancels
-
-
-def _refuse_unknown(golden: Golden, place: str, given: Line, known: set[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise GoldenError(
-                f"{golden.path}: {place}",
-                f"unknown key {key!r}",
-                valid=f"known: {', '.join(sorted(known))}",
-                remedy=did_you_mean(key, known),
-            )

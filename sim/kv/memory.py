@@ -34,6 +34,10 @@ NCCL_MANY_BYTES = 392 * 2**20
 """NCCL's buffers between more than two GPUs."""
 
 
+MAX_BLOCKS = 10**7
+"""More blocks than the memory of any GPU holds, at 16 tokens each; every one of them costs memory here."""
+
+
 class KVSource(StrEnum):
     """What decided the size of the KV pool."""
 
@@ -99,7 +103,8 @@ def derive_kv_memory(
 
     `max_num_batched_tokens` and `max_num_seqs` are the largest pass of the policy; `place` is the key of
     the engine's options in messages. Raises ScenarioError when the model does not fit the GPU (by how
-    much), and when the pool is smaller than one request of `max_model_len` (the largest that fits).
+    much), when the pool is smaller than one request of `max_model_len` (the largest that fits), and when it
+    has more than `MAX_BLOCKS` blocks.
     A given `num_gpu_blocks` is taken as it is: the derivation is shown beside it, and refuses nothing.
     """
     model.check_tensor_parallel(tensor_parallel)
@@ -122,6 +127,13 @@ def derive_kv_memory(
         if available <= 0:
             raise _does_not_fit(model, gpu, tensor_parallel, -available, lines)
         source, num_blocks = KVSource.DERIVED, available // block_bytes
+    if num_blocks > MAX_BLOCKS:
+        raise ScenarioError(
+            f"{place}.num_gpu_blocks",
+            f"the pool would have {num_blocks:,} blocks",
+            valid=f"at most {MAX_BLOCKS:,}",
+            remedy="Raise block_size, or give the engine less memory.",
+        )
     memory = KVMemory(
         lines=lines,
         source=source,

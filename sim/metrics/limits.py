@@ -115,7 +115,9 @@ def _by_term(time_ns: Ints, largest: Ints) -> dict[str, int]:
 def _judge(shares_ns: dict[str, int], binding_ns: dict[str, int], total_ns: int, is_closed_loop: bool) -> LimitsReport:
     """The verdict from what bound for how long; the rest of `total_ns` belongs to the arrivals."""
     if total_ns == 0:
-        return LimitsReport(shares=dict.fromkeys(SHARES, 0.0), binds="arrivals", verdict="nothing: the run is empty")
+        return LimitsReport(
+            shares=dict.fromkeys(SHARES, 0.0), binds="arrivals", verdict="nothing: no time was measured"
+        )
     unbound_ns = total_ns - sum(binding_ns.values())
     ranked = sorted(binding_ns, key=lambda name: -binding_ns[name])
     if 2 * unbound_ns >= total_ns:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from sim.results import Results
 from sim.scenario import Scenario
 from sim.storage import atomic_path
 from sim.workload.base import Traffic
+
+MAX_NAME = 60
+"""Characters of a folder's name, so that no file system finds it too long."""
 
 
 class Metric(NamedTuple):
@@ -94,17 +98,28 @@ class Comparison:
         """
         folder = Path(folder)
         written: list[Path] = []
-        for name, results in self.results.items():
-            written += save(results, self.scenarios[name], folder / folder_name(name))
+        for (name, results), folder_name in zip(self.results.items(), folder_names(self.results), strict=True):
+            written += save(results, self.scenarios[name], folder / folder_name)
         written.append(folder / "comparison.json")
         with atomic_path(written[-1]) as path:
             path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         return written
 
 
-def folder_name(variant: str) -> str:
-    """A variant's name as a file name: letters, digits, dots and dashes."""
-    return re.sub(r"[^\w.-]+", "_", variant).strip("._") or "_"
+def folder_names(variants: Iterable[str]) -> list[str]:
+    """A folder for each variant, called like it as far as a file name can be, all of them different.
+
+    Names are letters, digits, dots and dashes; numbers are added to those that would be the same, also where
+    case makes no difference.
+    """
+    names: list[str] = []
+    taken = {"comparison.json"}
+    for variant in variants:
+        plain = re.sub(r"[^\w.-]+", "_", variant).strip("._")[:MAX_NAME] or "_"
+        numbered = (f"{plain}_{i}" for i in count(2))
+        names.append(next(name for name in chain([plain], numbered) if name.casefold() not in taken))
+        taken.add(names[-1].casefold())
+    return names
 
 
 def compare(*scenarios: Scenario) -> Comparison:

@@ -21,6 +21,8 @@ class Yardstick(NamedTuple):
     """`{0}` stands for how many times the winner is better, `{1}` for whom it beats."""
     value: Callable[[Summary], float | None]
     is_more_better: bool
+    nothing: str
+    """What a run has that has none of it."""
 
 
 YARDSTICKS = (
@@ -28,16 +30,19 @@ YARDSTICKS = (
         "its requests within the SLO per second are {0} those of {1}",
         lambda summary: summary["throughput"]["goodput_requests_per_s"],
         is_more_better=True,
+        nothing="no request within the SLO",
     ),
     Yardstick(
         "its output tokens per second are {0} those of {1}",
         lambda summary: summary["throughput"]["output_tokens_per_s"],
         is_more_better=True,
+        nothing="no output",
     ),
     Yardstick(
         "its mean end-to-end latency is {0} shorter than that of {1}",
         lambda summary: summary["metrics"]["e2e_ms"]["mean"],
         is_more_better=False,
+        nothing="no answer",
     ),
 )
 """In order of importance: the first one on which the runs differ decides."""
@@ -56,7 +61,7 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
     It gives a reason for the first run's loss, or for the largest loss if the first is among the best.
     """
     for yardstick in YARDSTICKS:
-        values = {name: yardstick.value(summary) or 0.0 for name, summary in summaries.items()}
+        values = {name: _value(yardstick, summary) for name, summary in summaries.items()}
         if max(values.values()) <= min(values.values()) * (1 + TIE):
             continue
         ranked = sorted(values, key=lambda name: values[name], reverse=yardstick.is_more_better)
@@ -71,6 +76,12 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
     return f"Nobody wins: goodput, output and latency differ by less than {TIE:.0%}."
 
 
+def _value(yardstick: Yardstick, summary: Summary) -> float:
+    """What a run reaches; the worst there is where nothing was observed."""
+    value = yardstick.value(summary)
+    return value if value is not None else 0.0 if yardstick.is_more_better else float("inf")
+
+
 def _margins(yardstick: Yardstick, factors: Mapping[str, float]) -> str:
     """By how much the winner is better than each other one; some may have nothing to compare with."""
     finite = [
@@ -80,7 +91,7 @@ def _margins(yardstick: Yardstick, factors: Mapping[str, float]) -> str:
     ]
     nothing = [name for name, factor in factors.items() if factor == float("inf")]
     parts = [yardstick.phrase.format(*finite[0]), *(" ".join(margin) for margin in finite[1:])] if finite else []
-    parts += [f"{' and '.join(nothing)} had none"] if nothing else []
+    parts += [f"{' and '.join(nothing)} had {yardstick.nothing}"] if nothing else []
     return ", ".join(parts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ class EngineOptions(Options):
     max_model_len: Count | None = Field(
         default=None, description="longest prompt + output, tokens; default: what the model supports"
     )
-    block_size: Count = Field(default=16, description="tokens per KV block")
+    block_size: Annotated[Count, Field(le=65536)] = Field(default=16, description="tokens per KV block")
     num_gpu_blocks: Count | Literal["auto"] = Field(
         default="auto", description="KV blocks of the pool; auto: derived from the GPU's memory"
     )

@@ -40,7 +40,9 @@ class StaticOptions(WholePromptOptions):
     policy: Literal["static"] = Field(description="request-level batching; with a queue delay: dynamic batching")
 
     max_queue_delay_ms: NonNegative = Field(
-        default=0.0, description="how long an idle engine lets the oldest request wait for a full batch; 0: not at all"
+        default=0.0,
+        le=1e9,
+        description="how long an idle engine lets the oldest request wait for a full batch; 0: not at all",
     )
     compute: Literal["padded", "early_exit"] = Field(
         default="padded",

@@ -25,7 +25,7 @@ from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import BlockedBy, Chunk, SteadyRun, Step, StepShape
+from sim.step import NOTHING_ENDED, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
 
 Chunks = list[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -38,6 +38,9 @@ class VllmV1(VllmV1Reference):
         if not is_covered(config):
             raise InvariantError("the fast V1 planner was given options that only the reference covers")
         super().__init__(config)
+        self._is_async = config.async_scheduling
+        self._is_caching = config.enable_prefix_caching
+        self._paces_prefill = config.prefill_schedule_interval > 1
         self._batch = RunningBatch(config.block_size)
         self._others: dict[Request, None] = {}
         """Who runs but is not in the batch of steady decodes."""
@@ -91,9 +94,9 @@ class VllmV1(VllmV1Reference):
         self._others[request] = None
         request.num_output_tokens -= num_in_flight
         state.num_in_flight_tokens += num_in_flight
-        if self.config.async_scheduling:
+        if self._is_async:
             state.num_placeholders += num_in_flight
-        if not self.config.enable_prefix_caching:
+        if not self._is_caching:
             request.num_blocks = blocks_for(request.num_computed_tokens, self.config.block_size)
         if num_in_flight and self._last_step is not None:
             self._last_step.rows.append(Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True))
@@ -104,25 +107,29 @@ class VllmV1(VllmV1Reference):
         blocked_by = self._unchanged_but_for()
         if blocked_by is None:
             return super().plan(now_ns)
-        shape, num_new_blocks = self._decode_shape(), len(self._batch.at_context(0))
-        self._advance_members()
+        batch, shape = self._batch, self._decode_shape()
+        num_new_blocks = self._advance_members()
         self._last_step = V1Step(
-            shape=shape,
-            chunks=[],
-            joined=[],
-            left=[],
-            admitted=[],
-            preempted=[],
-            blocked_by=blocked_by,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            used_blocks=self.kv.used_blocks,
-            num_new_blocks=num_new_blocks,
-            live_tokens=self._batch.context_sum,
-            tick=self._batch.tick,
-            rows=[],
+            shape,
+            len(self._running),
+            len(self._waiting),
+            self.kv.used_blocks,
+            num_new_blocks,
+            shape.decode_context_sum + batch.num_decode,
+            blocked_by,
+            batch.tick,
         )
         return self._last_step
+
+    def update(self, step: Step) -> Finished:
+        if not isinstance(step, V1Step) or step.rows or self._is_somebody_due(step.tick):
+            return super().update(step)
+        self._num_updated_ticks = step.tick
+        return NOTHING_ENDED
+
+    def _is_somebody_due(self, tick: int) -> bool:
+        """Whether results of a tick may end something."""
+        return self._batch.has_due(tick) or tick in self._ending or self._departures.has(tick)
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
@@ -151,7 +158,7 @@ class VllmV1(VllmV1Reference):
         )
 
     def advance_steady(self, num_steps: int) -> None:
-        if self.config.enable_prefix_caching:
+        if self._is_caching:
             for _ in range(num_steps):
                 self._advance_members()
         else:
@@ -163,23 +170,23 @@ class VllmV1(VllmV1Reference):
 
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
-        batch, config = self._batch, self.config
-        budget = config.token_budget - batch.num_decode
-        if self._others or not batch.num_decode or budget < 0 or config.prefill_schedule_interval > 1:
+        batch = self._batch
+        budget = self._token_budget - batch.num_decode
+        if self._others or not batch.num_decode or budget < 0 or self._paces_prefill:
             return None
         if len(batch.at_context(0)) > self.kv.free_blocks:
             return None
-        if config.async_scheduling and batch.next_due_tick == batch.tick:
+        if self._is_async and batch.has_due(batch.tick):
             return None
         if not self._waiting:
             return BlockedBy.NOTHING
-        if len(self._running) >= config.max_running:
+        if len(self._running) >= self._max_running:
             return BlockedBy.SLOTS
         return BlockedBy.KV if budget > 0 and self._is_stuck_for_blocks(self._waiting[0]) else None
 
     def _is_stuck_for_blocks(self, head: Request) -> bool:
         """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends."""
-        if self.config.enable_prefix_caching or head.policy_state.num_stale_tokens:
+        if self._is_caching or head.policy_state.num_stale_tokens:
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
         return certain and not self._fits(head.num_tokens, NO_HIT, 0)
@@ -188,26 +195,30 @@ class VllmV1(VllmV1Reference):
         num_decode = self._batch.num_decode
         return StepShape(num_decode, *self._batch.context_sums(), (), num_decode)
 
-    def _advance_members(self) -> None:
-        """One step that does nothing but let the members decode; their blocks fit."""
+    def _advance_members(self) -> int:
+        """One step that does nothing but let the members decode; their blocks fit. Returns how many they took."""
         self._num_calls += 1
         self._num_executed += 1
-        self._grow(self._batch.at_context(0))
-        if self.config.enable_prefix_caching:
+        growing = self._batch.at_context(0)
+        num_new_blocks = len(growing)
+        if num_new_blocks:
+            self._grow(growing)
+        if self._is_caching:
             self._publish_completed(self._completing())
-        self._batch.advance()
+        self._batch.tick += 1
+        return num_new_blocks
 
     # ------------------------------------------------------------------ the running requests
 
     def _plan_running(self, plan: Plan) -> None:
-        if self.config.async_scheduling:
+        if self._is_async:
             self._retire_foreseen_ends(plan)
         chunks = self._share_budget(self._join_ready(plan), plan)
         if chunks is None:
             self._unfold()
             super()._plan_running(plan)
             return
-        completing = self._completing() if self.config.enable_prefix_caching else []
+        completing = self._completing() if self._is_caching else []
         growing = self._batch.at_context(0)
         if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
             self._grow(growing)
@@ -290,7 +301,7 @@ class VllmV1(VllmV1Reference):
 
     def _grow(self, members: Collection[Request]) -> None:
         """Give a block to each. Without prefix caching only their number matters until they leave."""
-        if not self.config.enable_prefix_caching:
+        if not self._is_caching:
             self.kv.take(len(members))
             return
         for request in members:
@@ -300,9 +311,9 @@ class VllmV1(VllmV1Reference):
         """Members, in running order, that have a block full of known tokens after this step, and those tokens."""
         batch, config = self._batch, self.config
         completing: list[tuple[Request, int]] = []
-        if config.async_scheduling:
+        if self._is_async:
             completing = [(r, batch.context(r)) for r in batch.at_context(0)]
-        if not config.async_scheduling or batch.tick == self._num_updated_ticks:
+        if not self._is_async or batch.tick == self._num_updated_ticks:
             full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
             completing += [(r, batch.context(r) + 1) for r in full]
         return sorted(completing, key=lambda pair: _seat(pair[0])) if len(completing) > 1 else completing
@@ -344,11 +355,8 @@ class VllmV1(VllmV1Reference):
             num_new_requests=len(plan.admitted),
         )
         batch.advance()
-        step = self._describe(plan, list(plan.rows.values()), shape)
-        step.chunks = chunks
-        step.tick = batch.tick
-        self._last_step = step
-        return step
+        self._last_step = self._describe(plan, shape, chunks, tick=batch.tick)
+        return self._last_step
 
     def _decoders(self, lane: int) -> Iterable[Request]:
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty
@@ -388,7 +396,7 @@ class VllmV1(VllmV1Reference):
     def check_integrity(self) -> None:
         for request in self._batch:
             held = blocks_for(self._batch.context(request), self.config.block_size)
-            if not self.config.enable_prefix_caching:
+            if not self._is_caching:
                 request.num_blocks = held
             elif request.num_blocks != held:
                 raise InvariantError(f"{request} holds {request.num_blocks} blocks for {held} blocks of tokens")

@@ -130,26 +130,25 @@ class VllmV1Reference(VllmV1Base):
         )
         lane = self._num_executed % self.config.pipeline_parallel_size
         self._change_decoding(lane, decodes, plan)
-        step = self._describe(plan, rows, shape)
-        step.chunks = chunks
-        step.lane = lane
-        return step
+        return self._describe(plan, shape, chunks, lane=lane)
 
-    def _describe(self, plan: Plan, rows: list[Row], shape: StepShape) -> V1Step:
+    def _describe(self, plan: Plan, shape: StepShape, chunks: list[Chunk], *, lane: int = 0, tick: int = 0) -> V1Step:
         return V1Step(
-            shape=shape,
-            chunks=[],
-            joined=plan.joined,
-            left=plan.left,
-            admitted=plan.admitted,
-            preempted=plan.preempted,
-            blocked_by=plan.blocked_by,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            used_blocks=self.kv.used_blocks,
-            num_new_blocks=plan.num_new_blocks,
-            live_tokens=self._live_tokens(),
-            rows=rows,
+            shape,
+            len(self._running),
+            len(self._waiting),
+            self.kv.used_blocks,
+            plan.num_new_blocks,
+            self._live_tokens(),
+            plan.blocked_by,
+            tick,
+            lane,
+            chunks,
+            plan.joined,
+            plan.left,
+            plan.admitted,
+            plan.preempted,
+            list(plan.rows.values()),
         )
 
     def _live_tokens(self) -> int:

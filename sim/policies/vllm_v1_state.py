@@ -64,11 +64,11 @@ class Row:
     """Tokens that came back for it; filled in by `update`."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class V1Step(Step):
     """A step with the rows of its batch, in order; a planner may keep steady decodes out of `rows`."""
 
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -124,19 +124,18 @@ class WholePromptPolicy(Policy):
             request.num_computed_tokens = request.prompt_tokens
             self._prefilling[request] = None
         return Step(
-            shape=shape,
+            shape,
+            num_running,
+            len(self._waiting),
+            self._kv.used_blocks,
+            sum([r.num_blocks for r in admitted]),
+            self._running.context_sum + sum([r.num_computed_tokens for r in admitted]),
+            blocked_by,
+            self._running.tick,
             chunks=[Chunk(r, r.prompt_tokens, 0, True) for r in admitted],
             joined=list(joined),
-            left=list(left),
+            left=left,
             admitted=[Admission(r, 0, False) for r in admitted],
-            preempted=[],
-            blocked_by=blocked_by,
-            num_running=num_running,
-            num_waiting=len(self._waiting),
-            used_blocks=self._kv.used_blocks,
-            num_new_blocks=sum(r.num_blocks for r in admitted),
-            live_tokens=self._running.context_sum + sum(r.num_computed_tokens for r in admitted),
-            tick=self._running.tick,
         )
 
     def _admit(self, request: Request, num_blocks: int) -> None:

@@ -51,7 +51,7 @@ def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for i, key in enumerate(rows[0]):
         is_number = all(row[key] is None or isinstance(row[key], (int, float)) for row in rows)
         header = key.replace("_per_", "_/").replace("_", "\n")
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0)
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0, overflow="fold")
     for row in rows:
         table.add_row(*(number(value, 6) for value in row.values()))
     return table

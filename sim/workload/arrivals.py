@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from sim.clock import NS_PER_S
 from sim.errors import ScenarioError
-from sim.options import Count, NonNegative, Positive
+from sim.options import Count, Positive, PositiveSeconds, Seconds
 from sim.workload.base import ArrivalOptions, Arrivals, Ints
 from sim.workload.fields import ConstantDuration, DurationField, refusal
 from sim.workload.times import check_number, expected_number, partial_sums, times_ns, up_to
@@ -37,6 +37,7 @@ class GammaOptions(RateOptions):
     )
     cv: Positive | None = Field(
         default=None,
+        ge=1e-6,
         le=1e3,
         description="coefficient of variation of the gaps, 1 / sqrt(burstiness): above 1 is burstier",
     )
@@ -144,11 +145,13 @@ class BurstOptions(ArrivalOptions):
     """Requests that come together."""
 
     num_requests: Count = Field(description="requests of a burst")
-    at_s: NonNegative = Field(default=0.0, description="when the (first) burst comes, seconds")
-    spread_s: NonNegative = Field(
+    at_s: Seconds = Field(default=0.0, description="when the (first) burst comes, seconds")
+    spread_s: Seconds = Field(
         default=0.0, description="a burst's requests come at random within so many seconds; 0: all at once"
     )
-    every_s: Positive | None = Field(default=None, description="bursts come again so many seconds apart; default: once")
+    every_s: PositiveSeconds | None = Field(
+        default=None, description="bursts come again so many seconds apart; default: once"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> BurstOptions:

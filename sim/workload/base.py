@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sim.options import Count, NonNegative, Options, Positive, Share
+from sim.options import Count, Options, Positive, PositiveSeconds, Seconds, Share
 from sim.registry import Registry
 from sim.request import Request
 from sim.tokens import UNIQUE, TokenRuns
@@ -51,7 +51,9 @@ class Traffic:
     """Every request of a run, as columns of equal length. Row order is arrival order for open loops.
 
     Rows of closed-loop classes have `arrival_ns` NEVER (they are taken in row order as clients become
-    free) and use `think_ns`; for the others `think_ns` is 0.
+    free) and use `think_ns`; for the others `think_ns` is 0. The later turns of a conversation are the
+    rows after its first one; they too have `arrival_ns` NEVER, and `think_ns` from the answer before.
+    A row whose time does not come, because its conversation ended, is not a request of the run.
     """
 
     class_names: tuple[str, ...]
@@ -73,13 +75,15 @@ class Traffic:
     """Whether leaving by time counts as a time-out (True) or a cancellation (False)."""
     tokens: Callable[[int], TokenRuns] = no_shared_tokens
     """Token identity of a row, for prefix caching."""
+    has_next_turn: NDArray[np.bool_] | None = None
+    """Whether the next row is the next turn of the row's conversation. None: there are no conversations."""
     _chunks: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
     def request(self, row: int) -> Request:
-        """A fresh request for one row; `arrival_ns` of a closed-loop row is set by its client.
+        """A fresh request for one row; `arrival_ns` of one that reacts to an answer is set by its client.
 
         Cheap when rows are asked for in runs (each class in its row order), which is how clients ask.
         """
@@ -196,10 +200,10 @@ class TraceOptions(Options):
     fallback: str | None = Field(
         default=None, description="the file to play where there is no `path`, say a sample that ships with the scenario"
     )
-    start_s: NonNegative = Field(
+    start_s: Seconds = Field(
         default=0.0, description="leave out what was recorded in the first so many seconds; play begins there"
     )
-    duration_s: Positive | None = Field(default=None, description="play so many recorded seconds; default: all")
+    duration_s: PositiveSeconds | None = Field(default=None, description="play so many recorded seconds; default: all")
     thin: Share = Field(default=1.0, gt=0, description="keep each request with this probability")
     limit: Count | None = Field(default=None, description="play at most so many requests; default: all")
     rate_scale: Positive = Field(default=1.0, description="play so many times as fast as recorded")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sim.clock import to_ns
-from sim.options import Options, Positive, Share
+from sim.options import Options, PositiveSeconds, Share
 from sim.workload.fields import DurationField, LengthField
 
 
@@ -32,7 +32,7 @@ class Deadline(Options):
 
     kind: Literal["deadline"] = "deadline"
     probability: Share = Field(default=1.0, description="share of requests that have the deadline")
-    after_s: Positive = Field(le=1e9, description="from arrival to the deadline, seconds")
+    after_s: PositiveSeconds = Field(description="from arrival to the deadline, seconds")
 
     @property
     def after_ns(self) -> int:

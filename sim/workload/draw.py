@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,6 @@ from sim.errors import ScenarioError
 from sim.options import Options
 from sim.request import NEVER
 from sim.rng import stream
-from sim.tokens import TokenRuns
 from sim.workload.base import (
     LENGTHS,
     TRACES,
@@ -29,9 +28,12 @@ from sim.workload.base import (
     no_shared_tokens,
 )
 from sim.workload.cancel import CancelAfterTime, CancelAfterTokens
+from sim.workload.conversation import check_turns
 from sim.workload.files import resolve_path
 from sim.workload.joint import build_joint
 from sim.workload.replay import play
+from sim.workload.starts import Starts, joined
+from sim.workload.texts import Texts, TokensOf, TrafficTexts
 from sim.workload.times import up_to
 from sim.workload.traffic import TrafficClass, build_arrivals, check_traffic, is_closed
 
@@ -52,8 +54,10 @@ def draw_traffic(
     Open classes are merged by arrival; at equal times the class listed first goes first (classes that
     share `arrivals` count as one, at the place of the first of them). Closed-loop rows follow, class by
     class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
-    classes' earliest arrivals the rest. No open request arrives after `duration_ns`. Relative paths start
-    at `folder`. Raises ScenarioError, and TraceError for files.
+    classes' earliest arrivals the rest. A conversation counts with all of its turns, which are rows one
+    after the other; the last one is cut to the number. No open request arrives and no open conversation
+    begins after `duration_ns`. Relative paths start at `folder`. Raises ScenarioError, and TraceError for
+    files.
     """
     check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
     drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder)
@@ -72,19 +76,24 @@ class _Drawing:
     folder: Path
     traces: dict[int, TraceRows] = field(default_factory=dict)
     """Rows that traces play, by class; filled by `_open_source`."""
+    texts: dict[int, TokensOf] = field(default_factory=dict)
+    """Token identity by class and row of the class, where there is any; filled by `_class_columns`."""
 
     def draw(self) -> Traffic:
-        class_index, arrival_ns, think_ns = self._arrivals()
-        if not len(class_index):
+        starts = self._starts()
+        if not len(starts):
             raise ScenarioError(
                 "run.duration_s", "no request arrives within it", remedy="Raise it, or the rate of arrivals."
             )
+        with _at("traffic"):
+            class_index, arrival_ns, think_ns, turn = starts.rows()
         columns = {name: np.zeros(len(class_index), dtype=np.int64) for name in _FILLED}
         leaves_at_deadline = np.zeros(len(class_index), dtype=np.bool_)
         for index, traffic_class in enumerate(self.classes):
             rows = np.flatnonzero(class_index == index)
-            for name, values in self._class_columns(index, len(rows)).items():
+            for name, values in self._class_columns(index, turn[rows]).items():
                 columns[name][rows] = values
+            think_ns[rows] += self._turns_think_ns(index, turn[rows])
             leaves_at_deadline[rows] = traffic_class.cancel is not None and traffic_class.cancel.kind == "deadline"
         return Traffic(
             class_names=tuple(traffic_class.name for traffic_class in self.classes),
@@ -94,13 +103,14 @@ class _Drawing:
             think_ns=think_ns,
             **columns,
             leaves_at_deadline=leaves_at_deadline,
-            tokens=_trace_tokens(class_index, self.traces),
+            tokens=TrafficTexts(class_index, self.texts) if self.texts else no_shared_tokens,
+            has_next_turn=np.append(turn[1:] > 0, False) if turn.any() else None,
         )
 
     # --- when -------------------------------------------------------------------------------------
 
-    def _arrivals(self) -> tuple[Ints, Ints, Ints]:
-        """Class, arrival and think time of every request: the open ones by arrival, then the closed loops'."""
+    def _starts(self) -> Starts:
+        """All that arrives by itself: the open classes' by arrival, then the closed loops'."""
         closed = {i: self._num_closed(c) for i, c in enumerate(self.classes) if is_closed(c)}
         room = None if self.num_requests is None else self.num_requests - sum(closed.values())
         if room is not None and room < 0:
@@ -109,41 +119,29 @@ class _Drawing:
                 f"closed loops ask for {sum(closed.values())} requests, the run has {self.num_requests}",
                 remedy="Raise it, or lower num_requests of the classes.",
             )
-        class_index, arrival_ns = self._merged(room)
-        think_ns = [np.zeros(len(class_index), dtype=np.int64)]
-        think_ns += [self._think_ns(index, number) for index, number in closed.items()]
-        num_closed = sum(closed.values())
-        return (
-            np.concatenate([class_index, np.repeat(list(closed), list(closed.values())).astype(np.int64)]),
-            np.concatenate([arrival_ns, np.full(num_closed, NEVER, dtype=np.int64)]),
-            np.concatenate(think_ns),
-        )
+        opened = joined(self._open_source(index, room) for index in range(len(self.classes)))
+        loops = [self._closed_source(index, number) for index, number in closed.items()]
+        return joined([opened.by_arrival().up_to(room), *loops])
 
     def _num_closed(self, traffic_class: TrafficClass) -> int:
         number = traffic_class.num_requests or self.num_requests
         assert isinstance(number, int)  # check_traffic asks for it
         return number
 
-    def _think_ns(self, index: int, number: int) -> Ints:
+    def _closed_source(self, index: int, number: int) -> Starts:
         options = self.classes[index].arrivals
         assert isinstance(options, ArrivalOptions)  # a closed loop has them
         with _at(f"traffic[{index}].arrivals"):
-            return build_arrivals(options).draw(number, None, self._stream(index, "think"))
+            think_ns = build_arrivals(options).draw(number, None, self._stream(index, "think"))
+        class_index, arrival_ns = np.full(number, index, dtype=np.int64), np.full(number, NEVER, dtype=np.int64)
+        return Starts(class_index, arrival_ns, think_ns, self._num_turns(class_index)).up_to(number)
 
-    def _merged(self, room: int | None) -> tuple[Ints, Ints]:
-        """Class and arrival of the open requests, the `room` earliest ones."""
-        sources = [self._open_source(index, room) for index in range(len(self.classes))]
-        class_index = np.concatenate([classes for classes, _ in sources])
-        arrival_ns = np.concatenate([arrivals for _, arrivals in sources])
-        order = np.argsort(arrival_ns, kind="stable")[:room]
-        return class_index[order], arrival_ns[order]
-
-    def _open_source(self, index: int, room: int | None) -> tuple[Ints, Ints]:
-        """Class and arrival of what a class brings; the first that shares brings all that is shared."""
+    def _open_source(self, index: int, room: int | None) -> Starts:
+        """What a class brings; the first that shares brings all that is shared."""
         traffic_class = self.classes[index]
         arrival_ns: Ints = np.empty(0, dtype=np.int64)
         if traffic_class.share is not None:
-            return self._shared_source(index, room)
+            return self._open_starts(*self._shared_source(index, room))
         numbers = [n for n in (room, traffic_class.num_requests) if n is not None]
         limit = min(numbers, default=None)
         if traffic_class.trace is not None:
@@ -153,7 +151,30 @@ class _Drawing:
             with _at(f"traffic[{index}].arrivals"):
                 process = build_arrivals(traffic_class.arrivals)
                 arrival_ns = process.draw(limit, self.duration_ns, self._stream(index, "arrivals"))
-        return np.full(len(arrival_ns), index, dtype=np.int64), arrival_ns
+        return self._open_starts(np.full(len(arrival_ns), index, dtype=np.int64), arrival_ns).up_to(limit)
+
+    def _open_starts(self, class_index: Ints, arrival_ns: Ints) -> Starts:
+        return Starts(class_index, arrival_ns, np.zeros_like(arrival_ns), self._num_turns(class_index))
+
+    def _num_turns(self, class_index: Ints) -> Ints:
+        """How many requests come of each start; 1 where a class has no conversations."""
+        num_turns = np.ones(len(class_index), dtype=np.int64)
+        for index, traffic_class in enumerate(self.classes):
+            if traffic_class.conversation is None:
+                continue
+            mine, place = class_index == index, f"traffic[{index}].conversation.turns"
+            turns = self._build_lengths(traffic_class.conversation.turns, place)
+            with _at(place):
+                num_turns[mine] = check_turns(turns.draw(int(mine.sum()), self._stream(index, "turns")))
+        return num_turns
+
+    def _turns_think_ns(self, index: int, turn: Ints) -> Ints:
+        """Think time before each request of a class that continues a conversation; 0 for the others."""
+        conversation = self.classes[index].conversation
+        if conversation is None:
+            return np.zeros_like(turn)
+        think_ns = conversation.think_time_s.draw(len(turn), self._stream(index, "turn_think"))
+        return np.where(turn > 0, think_ns, 0)
 
     def _shared_source(self, index: int, room: int | None) -> tuple[Ints, Ints]:
         sharing = [i for i, traffic_class in enumerate(self.classes) if traffic_class.share is not None]
@@ -175,16 +196,22 @@ class _Drawing:
 
     # --- how long, and how they leave -------------------------------------------------------------
 
-    def _class_columns(self, index: int, num: int) -> dict[str, Ints]:
-        """The columns of `_FILLED` for the `num` requests of one class."""
-        traffic_class = self.classes[index]
+    def _class_columns(self, index: int, turn: Ints) -> dict[str, Ints]:
+        """The columns of `_FILLED` for the requests of one class; also notes what they have in common."""
+        traffic_class, num = self.classes[index], len(turn)
         prompt_tokens, output_tokens = self._lengths(index, num)
         after_ns, after_tokens = self._cancellations(index, num)
         cap = traffic_class.max_tokens
+        max_tokens = output_tokens if cap is None else np.full(num, cap, dtype=np.int64)
+        if traffic_class.prefix is not None or traffic_class.conversation is not None:
+            texts = self._texts(index, turn, prompt_tokens, np.minimum(output_tokens, max_tokens))
+            self.texts[index], prompt_tokens = texts, texts.prompt_tokens()
+        elif index in self.traces and self.traces[index].tokens is not no_shared_tokens:
+            self.texts[index] = self.traces[index].tokens
         return {
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
-            "max_tokens": output_tokens if cap is None else np.full(num, cap, dtype=np.int64),
+            "max_tokens": max_tokens,
             "priority": np.full(num, traffic_class.priority, dtype=np.int64),
             "cancel_after_ns": after_ns,
             "cancel_after_tokens": after_tokens,
@@ -203,6 +230,19 @@ class _Drawing:
         prompts = self._build_lengths(traffic_class.prompt_tokens, f"{place}.prompt_tokens")
         outputs = self._build_lengths(traffic_class.output_tokens, f"{place}.output_tokens")
         return prompts.draw(num, self._stream(index, "prompt")), outputs.draw(num, self._stream(index, "output"))
+
+    def _texts(self, index: int, turn: Ints, new_tokens: Ints, answer_tokens: Ints) -> Texts:
+        """What the requests of a class with common prefixes or conversations say."""
+        traffic_class, place = self.classes[index], f"traffic[{index}].prefix.tokens"
+        prefix, group = traffic_class.prefix, None
+        prefix_tokens: Ints = np.empty(0, dtype=np.int64)
+        if prefix is not None:
+            lengths = self._build_lengths(prefix.tokens, place)
+            prefix_tokens = lengths.draw(prefix.groups, self._stream(index, "prefix_tokens"))
+            drawn = prefix.draw_groups(len(turn), self._stream(index, "prefix_group"))
+            group = drawn[np.arange(len(turn)) - turn]
+        is_conversation = traffic_class.conversation is not None
+        return Texts(traffic_class.name, turn, new_tokens, answer_tokens, is_conversation, group, prefix_tokens)
 
     def _cancellations(self, index: int, num: int) -> tuple[Ints, Ints]:
         """After how many nanoseconds and after how many tokens each request's client leaves."""
@@ -230,27 +270,6 @@ class _Drawing:
 
 
 _FILLED = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "cancel_after_ns", "cancel_after_tokens")
-
-
-class _TraceTokens:
-    """Token identity by row of the traffic, for classes that replay traces which have it."""
-
-    def __init__(self, class_index: Ints, traces: dict[int, TraceRows]) -> None:
-        self._class_index = class_index
-        self._traces = traces
-        self._own_row = np.zeros(len(class_index), dtype=np.int64)
-        for index in traces:
-            rows = np.flatnonzero(class_index == index)
-            self._own_row[rows] = np.arange(len(rows))
-
-    def __call__(self, row: int) -> TokenRuns:
-        trace = self._traces.get(int(self._class_index[row]))
-        return no_shared_tokens(row) if trace is None else trace.tokens(int(self._own_row[row]))
-
-
-def _trace_tokens(class_index: Ints, traces: dict[int, TraceRows]) -> Callable[[int], TokenRuns]:
-    known = {index: rows for index, rows in traces.items() if rows.tokens is not no_shared_tokens}
-    return _TraceTokens(class_index, known) if known else no_shared_tokens
 
 
 def _pool(traffic_class: TrafficClass) -> ClientPool:

@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from sim.clock import NS_PER_S
-from sim.options import NonNegative, OneOf, Options, Positive
+from sim.options import OneOf, Options, PositiveSeconds, Seconds
 from sim.workload.base import LENGTHS, Ints, LengthOptions
 
 _MAX_S = 4e9
@@ -50,7 +50,7 @@ class ConstantDuration(Options):
     """Always the same time."""
 
     kind: Literal["constant"] = "constant"
-    value_s: NonNegative = Field(description="the time, seconds")
+    value_s: Seconds = Field(description="the time, seconds")
 
     def draw(self, num: int, rng: np.random.Generator) -> Ints:
         """`num` times in nanoseconds."""
@@ -61,7 +61,7 @@ class ExponentialDuration(Options):
     """Exponentially distributed time."""
 
     kind: Literal["exponential"] = "exponential"
-    mean_s: Positive = Field(description="mean, seconds")
+    mean_s: PositiveSeconds = Field(description="mean, seconds")
 
     def draw(self, num: int, rng: np.random.Generator) -> Ints:
         """`num` times in nanoseconds."""
@@ -72,8 +72,8 @@ class UniformDuration(Options):
     """Uniformly distributed time."""
 
     kind: Literal["uniform"] = "uniform"
-    low_s: NonNegative = Field(description="shortest, seconds")
-    high_s: NonNegative = Field(description="longest, seconds")
+    low_s: Seconds = Field(description="shortest, seconds")
+    high_s: Seconds = Field(description="longest, seconds")
 
     @model_validator(mode="after")
     def _check(self) -> UniformDuration:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sim.clock import to_ns
+from sim.clock import NS_PER_S, to_ns
 from sim.errors import TraceError
 from sim.tokens import TokenRuns
 from sim.workload.base import Ints, TraceOptions, TraceRows, no_shared_tokens
+from sim.workload.times import MAX_TIME_S
 
 
 def in_arrival_order(
@@ -28,7 +29,7 @@ def play(rows: TraceRows, options: TraceOptions, rng: np.random.Generator) -> Tr
     """The rows that a run replays. `rng` decides which ones thinning keeps, one draw per recorded row.
 
     The window `[start_s, start_s + duration_s)` is in recorded time; its beginning becomes time 0. Raises
-    TraceError when nothing is left.
+    TraceError when nothing is left, or when it would take longer than a run can last.
     """
     start_ns = to_ns(options.start_s)
     keep = rows.arrival_ns >= start_ns
@@ -48,7 +49,14 @@ def play(rows: TraceRows, options: TraceOptions, rng: np.random.Generator) -> Tr
             options.path, f"thin {options.thin:g} keeps none of the requests", remedy="Raise it, or widen the window."
         )
     played = rows if len(kept) == len(rows) else _select(rows, kept)
-    arrival_ns = np.rint((played.arrival_ns - start_ns) / options.rate_scale).astype(np.int64)
+    since_start_ns = played.arrival_ns - start_ns
+    if int(since_start_ns[-1]) > MAX_TIME_S * NS_PER_S * options.rate_scale:
+        raise TraceError(
+            options.path,
+            f"rate_scale {options.rate_scale:g} stretches it beyond what a run can last",
+            valid=f"at most {MAX_TIME_S:.0e} s",
+        )
+    arrival_ns = np.rint(since_start_ns / options.rate_scale).astype(np.int64)
     return TraceRows(arrival_ns, played.prompt_tokens, played.output_tokens, played.tokens)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sim.options import NonNegative, Options, Positive
+from sim.options import NonNegative, Options, PositiveSeconds
 from sim.workload.base import ArrivalOptions, Arrivals, Ints
 from sim.workload.fields import refusal
 from sim.workload.times import Floats, check_number, partial_sums, times_ns, up_to
@@ -16,7 +16,7 @@ from sim.workload.times import Floats, check_number, partial_sums, times_ns, up_
 class SteadyStage(Options):
     """A piece of constant rate; 0 is a pause."""
 
-    duration_s: Positive = Field(description="length of the stage, seconds")
+    duration_s: PositiveSeconds = Field(description="length of the stage, seconds")
     rate_per_s: NonNegative = Field(le=1e9, description="mean requests per second")
 
     @property
@@ -32,7 +32,7 @@ class SteadyStage(Options):
 class RampStage(Options):
     """A piece over which the rate changes linearly."""
 
-    duration_s: Positive = Field(description="length of the stage, seconds")
+    duration_s: PositiveSeconds = Field(description="length of the stage, seconds")
     start_rate_per_s: NonNegative = Field(le=1e9, description="mean requests per second at its beginning")
     end_rate_per_s: NonNegative = Field(le=1e9, description="mean requests per second at its end")
 

@@ -16,8 +16,10 @@ from sim.errors import ScenarioError
 from sim.options import Count, OneOf, Options, Share
 from sim.workload.base import ARRIVALS, TRACES, ArrivalOptions, Arrivals, TraceOptions
 from sim.workload.cancel import CancelField
+from sim.workload.conversation import Conversation
 from sim.workload.fields import LengthField
 from sim.workload.joint import JointLengthOptions
+from sim.workload.shared_prefix import SharedPrefix
 
 
 class TrafficClass(Options):
@@ -42,6 +44,14 @@ class TrafficClass(Options):
     )
     lengths: JointLengthOptions | None = Field(
         default=None, description="prompt and output lengths that belong together, in place of the two above"
+    )
+    prefix: SharedPrefix | None = Field(
+        default=None, description="common texts that prompts begin with, on top of their own lengths"
+    )
+    conversation: Conversation | None = Field(
+        default=None,
+        description="each arrival starts several turns; prompt lengths are then those of a turn's new tokens, on top "
+        "of all that was said before",
     )
     max_tokens: Count | None = Field(
         default=None,
@@ -131,6 +141,7 @@ def _check_lengths(place: str, traffic_class: TrafficClass) -> None:
     keys = ("prompt_tokens", "output_tokens", "lengths")
     given = [key for key in keys if getattr(traffic_class, key) is not None]
     if traffic_class.trace is not None:
+        _check_trace_alone(place, traffic_class)
         if given:
             raise ScenarioError(
                 f"{place}.{given[0]}", "the trace gives the lengths already", remedy=f"Drop {given[0]} or the trace."
@@ -144,6 +155,14 @@ def _check_lengths(place: str, traffic_class: TrafficClass) -> None:
         raise ScenarioError(
             f"{place}.{missing}", "it is missing", valid="give prompt_tokens and output_tokens, or lengths"
         )
+
+
+def _check_trace_alone(place: str, traffic_class: TrafficClass) -> None:
+    for key in ("prefix", "conversation"):
+        if getattr(traffic_class, key) is not None:
+            raise ScenarioError(
+                f"{place}.{key}", "the trace gives whole prompts already", remedy=f"Drop {key} or the trace."
+            )
 
 
 def _check_shares(classes: Sequence[TrafficClass], arrivals: ArrivalOptions | None) -> None:

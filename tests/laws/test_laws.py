@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
 from sim.workload.base import ClientPool, Traffic
+from sim.workload.draw import draw_traffic
+from sim.workload.traffic import TrafficClass
 
 NUM_SLOTS = 4
 TOKEN_BUDGET = 32
@@ -116,6 +119,27 @@ def traffic_of(**given):
     return columns(NUM_REQUESTS, **given)
 
 
+def drawn(**fields):
+    """Traffic as a scenario describes it."""
+    poisson = {"kind": "poisson", "rate_per_s": 150}
+    classes = [TrafficClass.model_validate({"name": "all", "arrivals": poisson, **fields})]
+    return draw_traffic(classes, arrivals=None, num_requests=NUM_REQUESTS, duration_ns=None, seed=6, folder=Path())
+
+
+def up_to(high):
+    return {"kind": "uniform", "low": 1, "high": high}
+
+
+CONVERSATION = {
+    "conversation": {"turns": up_to(6), "think_time_s": {"kind": "uniform", "low_s": 0, "high_s": 0.009}},
+    "prefix": {"groups": 2, "tokens": 5},
+    "cancel": {"kind": "after_tokens", "probability": 0.1, "tokens": 2},
+    "prompt_tokens": up_to(5),
+    "output_tokens": up_to(7),
+}
+"""Some conversations outgrow MAX_MODEL_LEN and end early."""
+
+
 TRAFFIC = {
     "poisson": traffic_of(arrival_ns=poisson()),
     "all at 0": traffic_of(),
@@ -134,6 +158,13 @@ TRAFFIC = {
     "some never fit": traffic_of(
         prompt_tokens=np.random.default_rng(5).integers(20, 60, NUM_REQUESTS), **AFTER_THINKING
     ),
+    "common prefixes": drawn(
+        prefix={"groups": 3, "tokens": up_to(14)}, prompt_tokens=up_to(12), output_tokens=up_to(12)
+    ),
+    "conversations": drawn(**CONVERSATION),
+    "conversations in a closed loop": drawn(
+        **CONVERSATION, arrivals={"kind": "closed_loop", "num_clients": 6, "think_time_s": 0.004}
+    ),
 }
 
 
@@ -143,6 +174,17 @@ class Run:
     options: dict[str, object]
     traffic: Traffic
     tables: Tables
+
+    @property
+    def rows(self):
+        """Rows of the traffic that became requests, in order: those of the requests table."""
+        return self.tables.requests["request"]
+
+    @property
+    def asked(self):
+        """Tokens of the longest answer that each request may get."""
+        asked = np.minimum(self.traffic.output_tokens, self.traffic.max_tokens)
+        return np.minimum(asked, MAX_MODEL_LEN - self.traffic.prompt_tokens)[self.rows]
 
     def outcomes(self):
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])
@@ -197,8 +239,21 @@ def token_times(tables, request):
 @everywhere
 def test_requests_are_conserved(case, pool, traffic):
     run = run_of(case, pool, traffic)
-    assert run.tables.requests["request"].tolist() == list(range(len(run.traffic)))
+    assert run.rows.tolist() == rows_that_arrive(run)
     assert run.outcomes()[Outcome.UNFINISHED] == 0
+
+
+def rows_that_arrive(run):
+    """All rows but the turns of conversations that follow one without its whole answer."""
+    traffic, requests = run.traffic, run.tables.requests
+    rows = np.arange(len(traffic))
+    if traffic.has_next_turn is None:
+        return rows.tolist()
+    whole = np.minimum(traffic.output_tokens, traffic.max_tokens)[run.rows]
+    is_answered = np.zeros(len(traffic), dtype=np.bool_)
+    is_answered[run.rows] = (requests["outcome"] == Outcome.FINISHED) & (requests["output_tokens"] == whole)
+    arrives = np.append(True, is_answered[:-1] | ~traffic.has_next_turn[:-1])
+    return rows[arrives].tolist()
 
 
 @every_case
@@ -256,7 +311,8 @@ def test_limits_are_never_exceeded(case, pool, traffic):
     assert (iterations["num_decode"] + iterations["prefill_tokens"]).max() <= budget
     assert (iterations["num_decode"] + iterations["num_prefills"] <= iterations["num_running"]).all()
     assert iterations["used_blocks"].max() <= run.policy.usable_blocks
-    assert (iterations["live_tokens"] <= iterations["used_blocks"] * BLOCK_SIZE).all()
+    if not run.tables.requests["cached_prompt_tokens"].any():  # a token that several share counts for each
+        assert (iterations["live_tokens"] <= iterations["used_blocks"] * BLOCK_SIZE).all()
     assert (iterations["num_new_blocks"] <= iterations["used_blocks"]).all()
     assert (iterations["num_padding_tokens"] < iterations["num_decode"] + iterations["prefill_tokens"]).all()
     for name, values in iterations.items():
@@ -284,24 +340,24 @@ def test_tokens_of_a_request_come_one_after_the_other(case, pool, traffic):
 def test_answers_have_the_length_that_their_client_asked_for(case, pool, traffic, aborts):
     run = run_of(case, pool, traffic, aborts)
     requests = run.tables.requests
-    asked = np.minimum(run.traffic.output_tokens, run.traffic.max_tokens)
-    asked = np.minimum(asked, MAX_MODEL_LEN - run.traffic.prompt_tokens)
+    asked = run.asked
     finished = requests["outcome"] == Outcome.FINISHED
     assert np.array_equal(requests["output_tokens"][finished], asked[finished])
     assert (requests["output_tokens"][~finished] <= np.maximum(asked, 0)[~finished]).all()
     if not run.policy.streams_answers:
         assert (requests["output_tokens"][~finished] == 0).all()
-    leavers = (run.traffic.cancel_after_tokens != NEVER) & (requests["outcome"] == Outcome.CANCELLED)
-    assert np.array_equal(requests["output_tokens"][leavers], run.traffic.cancel_after_tokens[leavers])
+    cancel_after_tokens = run.traffic.cancel_after_tokens[run.rows]
+    leavers = (cancel_after_tokens != NEVER) & (requests["outcome"] == Outcome.CANCELLED)
+    assert np.array_equal(requests["output_tokens"][leavers], cancel_after_tokens[leavers])
 
 
 @everywhere
 def test_every_token_is_computed_once_and_again_only_after_a_preemption(case, pool, traffic):
-    tables = run_of(case, pool, traffic).tables
-    requests, chunks, segments = tables.requests, tables.chunks, tables.segments
-    size = len(requests["request"])
-    computed = np.bincount(chunks["request"], chunks["num_tokens"], size)
-    computed += np.bincount(segments["request"], segments["num_ticks"], size)
+    run = run_of(case, pool, traffic)
+    requests, chunks, segments = run.tables.requests, run.tables.chunks, run.tables.segments
+    size = len(run.traffic)
+    computed = np.bincount(chunks["request"], chunks["num_tokens"], size)[run.rows]
+    computed += np.bincount(segments["request"], segments["num_ticks"], size)[run.rows]
     needed = requests["prompt_tokens"] + requests["output_tokens"] - 1
     finished = requests["outcome"] == Outcome.FINISHED
     assert (computed >= needed - requests["cached_prompt_tokens"])[finished & (requests["num_preemptions"] == 0)].all()
@@ -354,6 +410,16 @@ def test_closed_loop_clients_send_when_they_have_thought_about_an_answer(case, p
     started_thinking_ns = np.sort(run.tables.requests["arrival_ns"] - run.traffic.think_ns)
     assert (started_thinking_ns[:num_clients] == 0).all()
     assert np.array_equal(started_thinking_ns[num_clients:], np.sort(answered_ns(run))[:-num_clients])
+
+
+@every_case
+@every_pool
+@pytest.mark.parametrize("traffic", ["conversations", "conversations in a closed loop"])
+def test_a_turn_is_sent_when_its_client_has_thought_about_the_answer_before(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    later = np.flatnonzero(np.append(False, run.traffic.has_next_turn)[run.rows])
+    arrival_ns = run.tables.requests["arrival_ns"][later]
+    assert np.array_equal(arrival_ns, answered_ns(run)[later - 1] + run.traffic.think_ns[run.rows[later]])
 
 
 @every_case
@@ -429,6 +495,8 @@ def test_traffic_and_pools_make_everything_happen():
             run = run_of(case, "tight", traffic)
             seen.update(run.outcomes())
             seen["preempted"] += run.tables.requests["num_preemptions"].sum()
+            seen["cached"] += run.tables.requests["cached_prompt_tokens"].sum()
+            seen["turns that never came"] += len(run.traffic) - len(run.rows)
             seen["padding"] += run.tables.iterations["num_padding_tokens"].sum()
             seen["chunked"] += (run.tables.chunks["context"] > 0).sum()
             seen.update(f"blocked by {value}" for value in run.tables.iterations["blocked_by"])
@@ -436,6 +504,6 @@ def test_traffic_and_pools_make_everything_happen():
                 run.tables.requests["outcome"] == Outcome.CANCELLED
             ].sum()
     expected = [outcome for outcome in Outcome if outcome is not Outcome.UNFINISHED]
-    expected += ["preempted", "padding", "chunked", "left in batch"]
+    expected += ["preempted", "cached", "turns that never came", "padding", "chunked", "left in batch"]
     expected += [f"blocked by {value}" for value in range(5)]
     assert [event for event in expected if not seen[event]] == []

@@ -212,6 +212,39 @@ def test_an_interrupted_run_leaves_nothing(scenario: Path, tmp_path: Path):
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"set -o pipefail; {sys.executable} -m sim schema | head -n 1"
+    command = f"set -o pipefail; {sys.executable} -m sim schema | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("{\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_closed_stdout_is_no_error(scenario: Path):
+    command = f"{sys.executable} -m sim run {scenario} >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_no_bug_of_ours():
+    command = f"{sys.executable} -m sim models --json >/dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device.\n")
+
+
+def test_a_folder_in_the_way_of_a_file_is_no_bug_of_ours(scenario: Path, tmp_path: Path):
+    (tmp_path / "out" / "summary.json").mkdir(parents=True)
+    done = servesim("run", scenario, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path / 'out' / 'summary.json'}: Is a directory.\n"
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_terminal_without_our_characters_shows_the_rest(scenario: Path):
+    done = servesim("explain", scenario, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "llama-3.1-8b on 1 ? h100-sxm" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "40"])
+def test_a_narrow_terminal_loses_no_figure(scenario: Path, columns: str):
+    assert servesim("run", scenario, COLUMNS=columns, TERM="dumb").stdout == servesim("run", scenario).stdout
+    assert "long_prefill_token_threshold_adaptive" in servesim("policies").stdout.replace(" ", "").replace("\n", "")

@@ -1,10 +1,6 @@
 """Every scenario runs, says what it is for, and shows what its header promises."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +79,17 @@ def test_prompt_release_pays_when_clients_leave():
     assert aborted["metrics"]["ttft_ms"]["p99"] < kept["metrics"]["ttft_ms"]["p99"]
 
 
+@pytest.mark.parametrize("name", ["prefix_caching", "multi_turn"])
+def test_what_the_cache_finds_is_not_computed_again(name: str):
+    comparison = sim.compare(load(name, "run.num_requests=800"))
+    cached, computed, small = comparison.summaries.values()
+    assert computed["kv"]["cached_prompt_tokens"] == 0
+    assert 0 < small["kv"]["cached_prompt_tokens"] < cached["kv"]["cached_prompt_tokens"]
+    assert 3 * cached["metrics"]["ttft_ms"]["p99"] < computed["metrics"]["ttft_ms"]["p99"]
+    requests = comparison.results["base"].tables.requests
+    assert requests["cached_prompt_tokens"].sum() > 0.8 * requests["prompt_tokens"].sum()
+
+
 def test_chunked_prefill_bounds_the_stall_of_running_answers():
     summaries = sim.compare(load("long_prompt_burst")).summaries.values()
     by_class = [summary["by_class"] for summary in summaries]
@@ -97,23 +104,3 @@ def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch:
     monkeypatch.setenv("SERVESIM_SHARED", str(shared))
     notes = sim.run(load("azure_code", "run.num_requests=5")).facts.provenance["notes"]
     assert notes == ["class 'code' plays ${SERVESIM_SHARED}/data/traces/azure_llm_2023/code_first30min.csv"]
-
-
-def snippets(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [block for found, block in blocks if found == language]
-
-
-def test_the_readme_does_what_it_says(tmp_path: Path):
-    (scenario,) = snippets("yaml")
-    (tmp_path / "scenario.yaml").write_text(re.sub(r"num_requests: \d+", "num_requests: 50", scenario))
-    commands = [line for block in snippets("") for line in block.splitlines() if "/servesim " in line]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for command in commands:
-        arguments = command.split()[1:]
-        subprocess.run([sys.executable, "-m", "sim", *arguments], cwd=tmp_path, env=environment, check=True)
-    for code in snippets("python"):
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
-    assert len(commands) == 2
-    assert json.loads((tmp_path / "out" / "chat" / "summary.json").read_text())["outcomes"]["finished"] == 50

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import ScenarioError
-from sim.planning.compare import compare, folder_name
+from sim.planning.compare import MAX_NAME, compare, folder_names
 from sim.planning.verdict import verdict
 from sim.scenario import parse_scenario
 
@@ -83,13 +83,11 @@ def test_nothing_to_compare():
     assert str(caught.value) == message
 
 
-def test_variants_get_plain_folder_names():
-    assert [folder_name(name) for name in ("no batching", "a/b", "../x", "vllm-v1", "…")] == [
-        "no_batching",
-        "a_b",
-        "x",
-        "vllm-v1",
-        "_",
+def test_every_variant_has_a_folder_of_its_own():
+    names = ("no batching", "a/b", "../x", "vllm-v1", "…", "no_batching", "NO batching", "comparison.json", "y" * 300)
+    assert folder_names(names) == [
+        *("no_batching", "a_b", "x", "vllm-v1", "_", "no_batching_2", "NO_batching_3", "comparison.json_2"),
+        "y" * MAX_NAME,
     ]
 
 
@@ -153,12 +151,19 @@ def test_the_reason_is_what_the_loser_lost_most_by(changes: dict, reason: str):
 
 def test_goodput_decides_before_output_and_output_before_latency():
     better = {"a": summary(good=1.0, tokens=50.0, e2e=2000.0), "b": summary(good=0.0)}
-    assert verdict(better).startswith("a wins: b had none, because")
+    assert verdict(better).startswith("a wins: b had no request within the SLO, because")
     level = {"a": summary(good=1.0, e2e=500.0), "b": summary(good=1.0, tokens=101.0), "c": summary(good=1.0, e2e=505.0)}
     assert verdict(level) == (
         "a wins (level with c): its mean end-to-end latency is 2 times shorter than that of b, "
         "because b is limited by compute: ...."
     )
+
+
+def test_a_run_without_an_answer_does_not_win_by_latency():
+    sentence = verdict({"a": summary(e2e=None), "b": summary()})
+    assert sentence == "b wins: a had no answer, because a is limited by compute: ...."
+    nobody = "Nobody wins: goodput, output and latency differ by less than 2%."
+    assert verdict({"a": summary(e2e=None), "b": summary(e2e=None)}) == nobody
 
 
 def test_two_percent_are_a_tie_and_five_are_not():

@@ -24,7 +24,7 @@ def run(policy, arrivals, cancels=None, num_steps=100):
     log = []
     for step_index in range(num_steps):
         core.admit((cancels or {}).get(step_index, ()), arrivals.get(step_index, ()))
-        if not core.may_plan():
+        if not core.num_to_plan():
             break
         step = core.plan(0)
         policy.check_integrity()
@@ -90,7 +90,7 @@ def test_step_names_its_changes_and_prices_its_rows():
         StepShape(1, 20, 400, 20, prefills=((33, 0),), num_sampled=2, num_new_requests=1),
         StepShape(2, 21 + 33, 441 + 1089, 33, num_sampled=2),
     ]
-    assert [(s.joined, s.left, [x.request for x in s.admitted]) for s in steps] == [
+    assert [(list(s.joined), list(s.left), [x.request for x in s.admitted]) for s in steps] == [
         ([], [], [a]),
         ([a], [], [b]),
         ([b], [], []),

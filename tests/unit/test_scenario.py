@@ -147,6 +147,24 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
         ("compare", {"a": 3}, "compare.a: expected a mapping, got 3."),
         (
             "compare",
+            {"a": {"name": "b"}},
+            "compare.a.name: no key of a variant; its key under `compare` is its name.",
+        ),
+        ("compare", {"a": {"compare": {}}}, "compare.a.compare: no key of a variant; variants have no variants."),
+        (
+            "run.duration_s",
+            1e10,
+            "run.duration_s: expected at most 1e+09, got 10000000000.0 (arrivals end here, seconds).",
+        ),
+        ("engine.block_size", 10**6, "engine.block_size: expected at most 65536, got 1000000 (tokens per KV block)."),
+        (
+            "traffic.0.arrivals",
+            {"kind": "gamma", "rate_per_s": 1, "cv": 1e-300},
+            "traffic[0].arrivals.cv: expected at least 1e-06, got 1e-300 "
+            "(coefficient of variation of the gaps, 1 / sqrt(burstiness): above 1 is burstier).",
+        ),
+        (
+            "compare",
             {"a": {"engine": {"max_num_seqs": -3}}},
             "compare.a: engine.max_num_seqs: expected at least 1, got -3 (requests that may run at once).",
         ),
@@ -233,6 +251,23 @@ def test_overrides_and_seed(tmp_path: Path):
     }
     assert scenario.traffic[0].arrivals.rate_per_s == 10.0
     assert scenario.run.num_requests is None
+
+
+def test_an_override_that_hits_nothing_names_its_place(tmp_path: Path):
+    path = tmp_path / "chat.yaml"
+    path.write_text(YAML)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, ["traffic[5].priority=1"])
+    assert str(caught.value) == f"{path}: traffic.5: no such entry; known: chat, 0."
+
+
+def test_quantiles_and_variants_may_be_called_by_numbers(tmp_path: Path):
+    path = tmp_path / "chat.yaml"
+    quantiles = "{kind: empirical, quantiles: {0: 1, 0.5: 10, 1: 20}}"
+    path.write_text(YAML.replace("prompt_tokens: 100", f"prompt_tokens: {quantiles}") + "compare: {32: {seed: 2}}\n")
+    scenario = load_scenario(path)
+    assert scenario.traffic[0].prompt_tokens.quantiles == {0.0: 1.0, 0.5: 10.0, 1.0: 20.0}
+    assert list(scenario.variants()) == ["32"]
 
 
 def test_variants_are_complete_scenarios_with_the_same_traffic():

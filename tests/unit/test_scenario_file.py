@@ -32,18 +32,42 @@ def test_anchors_and_merge_keys_work():
     assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}", "x") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
 
 
+def test_keys_are_text_as_written():
+    text = "{0.5: 1, 32: 2, true: 3, 1e3: 4, <<: {7: 5}, 2020-01-01: 6}"
+    assert parse_yaml(text, "x") == {"0.5": 1, "32": 2, "true": 3, "1e3": 4, "7": 5, "2020-01-01": 6}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: 1\nb:\n  c: 1\n  c: 2\n", "x.yaml:4: not valid YAML: key 'c' is given twice, first in line 3."),
-        ("a: 1\n2: x\n", "x.yaml:2: not valid YAML: key 2 is not text."),
+        ("a: 1\n[2]: x\n", "x.yaml:2: not valid YAML: a key is not text."),
         ("a: [1\nb: 2\n", "x.yaml:2: not valid YAML: expected ',' or ']', but got ':'."),
         ("a: !!python/name:os.system\n", "x.yaml:1: not valid YAML: could not determine a constructor for the tag"),
         ("a: *nowhere\n", "x.yaml:1: not valid YAML: found undefined alias 'nowhere'."),
         ("a: \x07\n", "x.yaml: not valid YAML: unacceptable character #x0007"),
         ("[" * 5000, "x.yaml: not valid YAML: nested too deeply."),
+        ("a: 1\nb: !!int x\n", "x.yaml:2: not valid YAML: not a value of the kind 'int' (invalid literal"),
+        ("a: !!bool x\n", "x.yaml:1: not valid YAML: not a value of the kind 'bool'"),
+        ("a: !!timestamp x\n", "x.yaml:1: not valid YAML: not a value of the kind 'timestamp'"),
+        ("a: !!timestamp 2020-99-01\n", "x.yaml:1: not valid YAML: not a value of the kind 'timestamp'"),
+        ("a: " + "9" * 5000, "x.yaml:1: not valid YAML: not a value of the kind 'int' (Exceeds the limit"),
+        ('a: "\\ud800"\n', "x.yaml:1: not valid YAML: not a value of the kind 'str'"),
+        ("a: 1\nb: &b {c: *b}\n", "x.yaml:2: not valid YAML: found unconstructable recursive node."),
     ],
-    ids=["duplicate", "number as key", "syntax", "code", "alias", "control character", "deep"],
+    ids=[
+        "duplicate",
+        "list as key",
+        "syntax",
+        "code",
+        "alias",
+        "control character",
+        "deep",
+        *("tag",) * 4,
+        "digits",
+        "surrogate",
+        "cycle",
+    ],
 )
 def test_bad_yaml_names_the_line(text: str, message: str):
     assert error_of(parse_yaml, text, "x.yaml").startswith(message)
@@ -145,8 +169,8 @@ def test_one_way_to_give_kv_memory_takes_back_the_other():
 
 
 def test_an_unknown_list_entry_suggests_a_known_one():
-    message = "x.traffic.chta: no such entry; known: chat, code, 0, 1. Did you mean 'chat'?"
+    message = "x: traffic.chta: no such entry; known: chat, code, 0, 1. Did you mean 'chat'?"
     assert error_of(lay_over, BASE, {"traffic": {"chta": {"share": 1}}}, "x") == message
     assert (
-        error_of(lay_over, BASE, {"traffic": {"2": {}}}, "x") == "x.traffic.2: no such entry; known: chat, code, 0, 1."
+        error_of(lay_over, BASE, {"traffic": {"2": {}}}, "x") == "x: traffic.2: no such entry; known: chat, code, 0, 1."
     )

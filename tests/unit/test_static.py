@@ -27,7 +27,7 @@ def run(policy, arrivals, cancels=None, num_steps=100):
     log = []
     for step_index in range(num_steps):
         assert core.admit((cancels or {}).get(step_index, ()), arrivals.get(step_index, ())) == []
-        if not core.may_plan():
+        if not core.num_to_plan():
             break
         step = core.plan(0)
         policy.check_integrity()

@@ -314,6 +314,15 @@ def test_knobs_that_leave_nothing():
     assert str(caught.value) == "trace.csv: thin 1e-09 keeps none of the requests. Raise it, or widen the window."
 
 
+@pytest.mark.parametrize("rate_scale", [1e-12, 1e-300])
+def test_a_trace_cannot_be_stretched_without_end(rate_scale):
+    with pytest.raises(TraceError) as caught:
+        played(rate_scale=rate_scale)
+    assert str(caught.value) == (
+        f"trace.csv: rate_scale {rate_scale:g} stretches it beyond what a run can last; at most 4e+09 s."
+    )
+
+
 def test_paths_are_resolved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHERE", "traces")

@@ -10,6 +10,8 @@ from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome, Request
 from sim.step import Admission, BlockedBy, Chunk, Finished, Preemption, Step, StepShape
 
+NOTHING_HELD = dict.fromkeys(["num_running", "num_waiting", "used_blocks", "num_new_blocks", "live_tokens"], 0)
+
 
 class World:
     def __init__(self):
@@ -76,7 +78,7 @@ class World:
             preempted=[Preemption(r, r, r.num_tokens) for r in preempt],
             blocked_by=blocked_by,
             lane=lane,
-            **{"num_running": len(decode) + len(chunks)} | facts,
+            **NOTHING_HELD | {"num_running": len(decode) + len(chunks)} | facts,
         )
         for members in self._decoding.values():  # a request goes on in one lane only
             members[:] = [r for r in members if r not in preempt and r not in decode]

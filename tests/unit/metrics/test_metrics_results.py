@@ -169,7 +169,7 @@ def test_an_empty_run_has_a_summary():
     summary = results_of_nothing({}).summary()
     assert summary["makespan_s"] == 0
     assert summary["throughput"]["requests_per_s"] is None
-    assert summary["limits"]["verdict"] == "nothing: the run is empty"
+    assert summary["limits"]["verdict"] == "nothing: no time was measured"
     jsonschema.validate(summary, summary_schema())
 
 
@@ -405,13 +405,23 @@ def test_results_survive_the_disk_and_equal_runs_are_equal_bytes(three, tmp_path
     assert loaded.summary() == run.summary() == json.loads((tmp_path / "a" / "summary.json").read_text())
 
 
-def test_a_run_with_a_column_missing_is_named(three, tmp_path):
+@pytest.mark.parametrize(
+    ("table", "other", "column"), [("iterations", "chunks", "lane"), ("requests", "segments", "class_index")]
+)
+def test_a_run_with_a_column_missing_is_named(three, tmp_path, table, other, column):
     results(three).save(tmp_path)
-    (tmp_path / "iterations.parquet").write_bytes((tmp_path / "chunks.parquet").read_bytes())
-    with pytest.raises(
-        UserError, match=r"is not a run of this version of servesim \(missing or unknown: 'cost_compute_ns'\)"
-    ):
+    (tmp_path / f"{table}.parquet").write_bytes((tmp_path / f"{other}.parquet").read_bytes())
+    found = rf"is not a run of this version of servesim \(missing or unknown: '{column}'\)"
+    with pytest.raises(UserError, match=found):
         Results.load(tmp_path)
+
+
+def test_tables_of_two_runs_are_not_taken_for_one(three, tmp_path):
+    results(three, provenance={"seed": 1}).save(tmp_path / "a")
+    results(three, provenance={"seed": 2}).save(tmp_path / "b")
+    (tmp_path / "a" / "requests.parquet").write_bytes((tmp_path / "b" / "requests.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"requests\.parquet is of another run than the tables before it"):
+        Results.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [None, b"not parquet"])

@@ -1,0 +1,315 @@
+"""What an iteration and a request cost, as ratios to a bare SimPy timeout measured in the same run.
+
+    python benchmarks/bench.py                the table
+    python benchmarks/bench.py --million      also one million requests (time, memory, Parquet apart)
+
+CPU time of this process, the best of several repeats; the unit is measured before and after each repeat,
+because machines are shared and drift. Traffic is drawn before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import simpy
+
+from sim.build import draw
+from sim.clients import Clients
+from sim.clock import Clock
+from sim.core import EngineCore
+from sim.cost.base import Target
+from sim.cost.roofline import Roofline, RooflineOptions
+from sim.engine import Engine
+from sim.gpu import load_gpu
+from sim.model import load_model
+from sim.policies.base import EngineLimits, Policy
+from sim.policies.orca import Orca
+from sim.policies.static import StaticBatching
+from sim.policies.vllm_v1 import VllmV1
+from sim.policies.vllm_v1_config import V1Config
+from sim.policies.vllm_v1_reference import VllmV1Reference
+from sim.record import Recorder, Tables
+from sim.request import NEVER
+from sim.results import Results
+from sim.scenario import parse_scenario
+from sim.workload.base import ClientPool, Traffic
+
+AMPLE = {"num_gpu_blocks": 500_000, "max_num_batched_tokens": 8192, "max_model_len": 131_072}
+REPEATS = 5
+
+
+def unit_s(num_timeouts: int = 100_000) -> float:
+    """CPU seconds of one timeout of a bare SimPy process."""
+    env = simpy.Environment()
+
+    def process():  # noqa: ANN202  # a SimPy process
+        for _ in range(num_timeouts):
+            yield env.timeout(1)
+
+    env.process(process())
+    start = time.process_time()
+    env.run()
+    return (time.process_time() - start) / num_timeouts
+
+
+def roofline(model: str = "llama-3.1-8b", gpu: str = "h100-sxm") -> Roofline:
+    """The cost model that a scenario gets when it says nothing."""
+    return Roofline.build(RooflineOptions(kind="roofline"), Target(load_model(model), load_gpu(gpu), 1, 2.0))
+
+
+def traffic(arrival_ns: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> Traffic:
+    """Open-loop requests of one class that stay to their end."""
+    zeros = np.zeros(len(arrival_ns), dtype=np.int64)
+    never = zeros + NEVER
+    return Traffic(
+        class_names=("all",),
+        pools=(ClientPool(),),
+        class_index=zeros,
+        arrival_ns=arrival_ns,
+        think_ns=zeros,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        max_tokens=output_tokens,
+        priority=zeros,
+        cancel_after_ns=never,
+        cancel_after_tokens=never,
+        leaves_at_deadline=zeros.astype(bool),
+    )
+
+
+def lognormal(rng: np.random.Generator, mean: float, num: int, sigma: float = 1.0) -> np.ndarray:
+    """Whole lengths with the given mean."""
+    return np.maximum(1, np.rint(rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, num))).astype(np.int64)
+
+
+def together(num: int, prompt_tokens: int, output_tokens: int) -> Traffic:
+    """Equal requests that all arrive at once."""
+    zeros = np.zeros(num, dtype=np.int64)
+    return traffic(zeros, zeros + prompt_tokens, zeros + output_tokens)
+
+
+def poisson(num: int, rate_per_s: float, prompt: float = 128, output: float = 256, seed: int = 0) -> Traffic:
+    """Poisson arrivals with lognormal lengths."""
+    rng = np.random.default_rng(seed)
+    arrival_ns = np.cumsum(rng.exponential(1e9 / rate_per_s, num)).astype(np.int64)
+    return traffic(arrival_ns, lognormal(rng, prompt, num), lognormal(rng, output, num))
+
+
+def timed(policy: Policy, requests: Traffic, cost: Roofline, *, macro_steps: bool) -> tuple[float, Tables]:
+    """CPU seconds of the event loop, and the tables."""
+    clock, recorder = Clock(), Recorder()
+    engine = Engine(clock, EngineCore(policy), cost, recorder, macro_steps=macro_steps)
+    Clients(clock, engine, recorder, requests).start()
+    start = time.process_time()
+    clock.run()
+    return time.process_time() - start, recorder.tables()
+
+
+class Measured:
+    """One row: the best of several runs."""
+
+    def __init__(
+        self, make: Callable[[], Policy], requests: Traffic, *, macro_steps: bool = True, repeats: int = REPEATS
+    ) -> None:
+        cost = roofline()
+        self.units = self.seconds = float("inf")
+        for _ in range(repeats):
+            before = unit_s()
+            seconds, self.tables = timed(make(), requests, cost, macro_steps=macro_steps)
+            self.units = min(self.units, seconds / ((before + unit_s()) / 2))
+            self.seconds = min(self.seconds, seconds)
+        self.num_iterations = len(self.tables.iterations["lane"])
+        self.num_requests = len(requests)
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the iterations."""
+        return self.tables.iterations[name]
+
+
+def v1(**options: object) -> Callable[[], Policy]:
+    """A maker of fast V1 planners with an ample pool unless told otherwise."""
+    config = V1Config(**{"enable_prefix_caching": False, **AMPLE, **options})  # type: ignore[arg-type]  # plain options
+    return lambda: VllmV1(config)
+
+
+def bench_iterations() -> None:
+    """Steps in which nothing changes, one by one and advanced at once."""
+    print("\nunchanged iterations (100-token prompts, 1,500 outputs, all together)")
+    print(f"{'running':>8} {'mode':>6} {'µs':>8} {'× timeout':>10} {'macro-steps: µs':>16} {'× timeout':>10}")
+    for num_running in (32, 256, 1024):
+        for is_async in (False, True):
+            requests = together(num_running, 100, 1500)
+            rows = [
+                Measured(v1(max_num_seqs=num_running, async_scheduling=is_async), requests, macro_steps=macro_steps)
+                for macro_steps in (False, True)
+            ]
+            cells = [f"{r.seconds / r.num_iterations * 1e6:.2f}" for r in rows]
+            ratios = [f"{r.units / r.num_iterations:.2f}" for r in rows]
+            mode = "async" if is_async else "sync"
+            print(f"{num_running:>8} {mode:>6} {cells[0]:>8} {ratios[0]:>10} {cells[1]:>16} {ratios[1]:>10}")
+
+
+def bench_requests() -> None:
+    """What a request adds: everything beyond the price of its share of the iterations."""
+    print("\nrequests (Poisson, lognormal lengths of mean 128 in, 256 out; macro-steps off)")
+    print(f"{'seats':>8} {'running':>8} {'iterations/request':>19} {'units/request':>14} {'less 8 per iteration':>21}")
+    for num_seqs, rate in ((32, 14.0), (256, 54.0), (1024, 90.0)):
+        row = Measured(v1(max_num_seqs=num_seqs, async_scheduling=False), poisson(6000, rate), macro_steps=False)
+        per_request = row.units / row.num_requests
+        iterations = row.num_iterations / row.num_requests
+        running = row.column("num_running").mean()
+        print(
+            f"{num_seqs:>8} {running:>8.0f} {iterations:>19.2f} {per_request:>14.1f} "
+            f"{per_request - 8 * iterations:>21.1f}"
+        )
+
+
+def bench_pressure() -> None:
+    """KV so short that steps preempt, against the same requests with ample KV."""
+    requests = poisson(4000, 50.0)
+    ample = Measured(v1(max_num_seqs=256), requests)
+    tight = Measured(v1(max_num_seqs=256, num_gpu_blocks=1900), requests)
+    preempting = (tight.column("num_preempted") > 0).mean()
+    ratio = (tight.units / tight.num_requests) / (ample.units / ample.num_requests)
+    print(
+        f"\nKV pressure: {preempting:.0%} of the steps preempt, {tight.column('num_preempted').sum()} preemptions; "
+        f"a request costs {ratio:.2f} times what it costs with ample KV"
+    )
+
+
+def bench_policies() -> None:
+    """Each policy at 32 and 256 running: units per iteration."""
+    print("\npolicies (equal requests, all together, macro-steps off): × timeout per iteration at 32 and 256 running")
+    limits = EngineLimits(max_model_len=4096, block_size=16, num_gpu_blocks=500_000)
+    for name, make in {
+        "vllm-v1": lambda n: VllmV1(V1Config(max_num_seqs=n, **AMPLE)),
+        "vllm-v1 (reference)": lambda n: VllmV1Reference(V1Config(max_num_seqs=n, **AMPLE)),
+        "orca": lambda n: Orca.build(Orca.Options(policy="orca", max_batch_size=n), limits),
+        "static": lambda n: StaticBatching.build(StaticBatching.Options(policy="static", max_batch_size=n), limits),
+    }.items():
+        rows = [
+            Measured(lambda n=n, make=make: make(n), together(n, 100, 400), macro_steps=False, repeats=3)
+            for n in (32, 256)
+        ]
+        print(f"{name:>20} " + " ".join(f"{row.units / row.num_iterations:>8.1f}" for row in rows))
+
+
+SCENARIOS = {
+    "Vidur's demo (Llama-2-7B on an A100, 10,000 requests)": {
+        "model": "llama-2-7b",
+        "hardware": {"gpu": "a100-sxm-80gb"},
+        "engine": {"policy": "vllm-v1", "max_num_seqs": 128, "enable_prefix_caching": False},
+        "traffic": [
+            {
+                "name": "demo",
+                "arrivals": {"kind": "poisson", "rate_per_s": 6.0},
+                "prompt_tokens": {"kind": "uniform", "low": 500, "high": 1000},
+                "output_tokens": {"kind": "uniform", "low": 100, "high": 300},
+            }
+        ],
+        "run": {"num_requests": 10_000},
+    },
+    "Mooncake conversation (2,728 requests, prefix caching)": {
+        "model": "llama-3.1-8b",
+        "hardware": {"gpu": "h200-sxm"},
+        "engine": {"policy": "vllm-v1", "max_num_batched_tokens": 8192},
+        "traffic": [
+            {
+                "name": "mooncake",
+                "trace": {
+                    "kind": "mooncake",
+                    "path": "${SERVESIM_SHARED}/data/traces/mooncake_fast25/conversation_first15min.jsonl",
+                    "fallback": "scenarios/samples/mooncake_sample.jsonl",
+                },
+            }
+        ],
+    },
+}
+
+
+def bench_scenarios() -> None:
+    """Engine time of whole scenarios."""
+    print("\nscenarios (engine time alone)")
+    for title, mapping in SCENARIOS.items():
+        scenario = parse_scenario({"name": "bench", "seed": 1, **mapping})
+        requests = draw(scenario)
+        config = V1Config(
+            num_gpu_blocks=30_000 if "Vidur" in title else 60_000,
+            max_num_seqs=scenario.engine.max_num_seqs,  # type: ignore[attr-defined]  # a vllm-v1 engine
+            max_num_batched_tokens=scenario.engine.max_num_batched_tokens,  # type: ignore[attr-defined]
+            enable_prefix_caching=scenario.engine.enable_prefix_caching,  # type: ignore[attr-defined]
+            max_model_len=131_072,
+            async_scheduling=True,
+        )
+        cost = roofline(scenario.model, scenario.hardware.gpu)
+        runs = [timed(VllmV1(config), requests, cost, macro_steps=True) for _ in range(3)]
+        seconds, tables = min(runs, key=lambda run: run[0])
+        hits = tables.requests["cached_prompt_tokens"].sum() / tables.requests["prompt_tokens"].sum()
+        print(
+            f"{title:>55}: {seconds:.2f} s, {len(tables.iterations['lane']):,} iterations, {hits:.0%} prompt tokens hit"
+        )
+
+
+def million() -> None:
+    """One million requests at 0.98 of capacity with 256 seats, in a process of its own."""
+    requests = poisson(1_000_000, 56.0)
+    start_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    clock, recorder = Clock(), Recorder()
+    policy = v1(max_num_seqs=256, async_scheduling=False)()
+    engine = Engine(clock, EngineCore(policy), roofline(), recorder)
+    Clients(clock, engine, recorder, requests).start()
+    start, wall = time.process_time(), time.perf_counter()
+    clock.run()
+    tables = recorder.tables()
+    cpu_s, wall_s = time.process_time() - start, time.perf_counter() - wall
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        Results.write_tables(tables, Path(folder))
+        parquet_s = time.perf_counter() - start
+    running = tables.iterations["num_running"]
+    print(
+        json.dumps(
+            {
+                "cpu_s": round(cpu_s, 1),
+                "wall_s": round(wall_s, 1),
+                "parquet_s": round(parquet_s, 1),
+                "peak_mib": round(rss),
+                "before_mib": round(start_rss),
+                "iterations": len(running),
+                "mean_running": round(float(running.mean()), 1),
+            }
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--million", action="store_true", help="also run one million requests")
+    parser.add_argument("--only-million", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.only_million:
+        million()
+        return
+    print(f"bare SimPy timeout: {min(unit_s() for _ in range(5)) * 1e6:.2f} µs of CPU")
+    bench_iterations()
+    bench_requests()
+    bench_pressure()
+    bench_policies()
+    bench_scenarios()
+    if arguments.million:
+        print("\none million requests (256 seats):", flush=True)
+        subprocess.run([sys.executable, __file__, "--only-million"], check=True)
+
+
+if __name__ == "__main__":
+    main()

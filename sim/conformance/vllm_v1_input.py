@@ -1,0 +1,204 @@
+"""The input of a vLLM V1 log, checked: options and requests in the words of the file, turned into ours."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, StrictInt, StrictStr, ValidationError
+
+from sim.conformance.golden import Golden
+from sim.errors import GoldenError, ScenarioError, did_you_mean
+from sim.options import Count, CountOrZero, Options
+from sim.policies.base import EngineLimits
+from sim.policies.vllm_v1_config import V1Config, VllmV1Options, rules_for
+from sim.request import Request
+from sim.tokens import Run, TokenRuns
+
+M = TypeVar("M", bound=Options)
+
+
+class LoggedOptions(VllmV1Options):
+    """A log's `config`: options of the scheduler, and what else the scheduler is built with.
+
+    What a log leaves out has the defaults of vLLM's own `SchedulerConfig`, not those of `vllm serve`.
+    """
+
+    num_gpu_blocks: Count
+    block_size: Count = 16
+    max_model_len: Count = 8192
+    max_num_seqs: Count = 128
+    use_v2_model_runner: bool = False
+    num_speculative_tokens: CountOrZero = 0
+    spec_accept_pattern: Annotated[tuple[CountOrZero, ...], Field(min_length=1)] | None = None
+
+
+class LoggedRequest(Options):
+    """One of a log's `requests`."""
+
+    id: StrictStr
+    arrival_step: CountOrZero
+    prompt_tokens: CountOrZero
+    output_tokens: Count
+    max_tokens: Count
+    priority: StrictInt = 0
+    cancel_step: CountOrZero | None = None
+    arrival_time: float | None = None
+    """Only its order matters, and only to the priority policy; default: the place in the file."""
+    prefix: tuple[tuple[StrictInt, CountOrZero], ...] | None = None
+    output_stream: StrictInt | None = None
+
+
+RENAMED = {"policy": "scheduling_policy"}
+"""Keys of a log's `config` that are called otherwise in a scenario."""
+CONFIG_KEYS = (
+    "num_gpu_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_active_seqs",
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "max_model_len",
+    "policy",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "scheduler_reserve_full_isl",
+    "watermark",
+    "prefill_schedule_interval",
+    "pipeline_parallel_size",
+    "use_v2_model_runner",
+    "num_speculative_tokens",
+    "spec_accept_pattern",
+)
+OPTIONAL_KEYS = ("max_steps",)
+"""What else the input may say that changes decisions. Other keys only describe it."""
+
+
+def read_config(golden: Golden) -> V1Config:
+    """What the logged scheduler was built with. Raises GoldenError."""
+    given = golden.field("config", dict)
+    mode, version = golden.field("mode", str), golden.field("version", str)
+    if mode not in ("sync", "async"):
+        raise GoldenError(f"{golden.path}: mode", f"is {mode!r}", valid="known: sync, async")
+    place = f"{golden.path}: config"
+    _refuse_unknown(place, given, CONFIG_KEYS)
+    renamed = {RENAMED.get(key, key): value for key, value in given.items()}
+    own = {"policy": "vllm-v1", "vllm_version": version, "async_scheduling": mode == "async"}
+    options = _validate(LoggedOptions, renamed | own, place)
+    return _resolve(golden, options)
+
+
+def _resolve(golden: Golden, options: LoggedOptions) -> V1Config:
+    limits = EngineLimits(options.max_model_len, options.block_size, options.num_gpu_blocks)
+    try:
+        config = V1Config.resolve(options, limits)
+    except ScenarioError as error:
+        key = error.place.removeprefix("engine.")
+        where = {"async_scheduling": "mode", "vllm_version": "version"}.get(key, f"config.{key}")
+        raise GoldenError(f"{golden.path}: {where}", error.found, valid=error.valid, remedy=error.remedy) from error
+    return replace(
+        config,
+        use_v2_model_runner=options.use_v2_model_runner,
+        num_speculative_tokens=options.num_speculative_tokens,
+        spec_accept_pattern=options.spec_accept_pattern,
+    )
+
+
+def note_on_version(golden: Golden) -> str:
+    """Which version's rules are taken for a version that was not looked up; empty for one that was."""
+    version = golden.field("version", str)
+    _, row = rules_for(version)
+    return "" if version == row else f"rules of {row}"
+
+
+def read_max_steps(golden: Golden) -> int | None:
+    """The engine call before which the log was cut, or None for a log that was not. Raises GoldenError."""
+    for key in golden.scenario:
+        if key not in OPTIONAL_KEYS and (remedy := did_you_mean(key, OPTIONAL_KEYS)):
+            raise GoldenError(str(golden.path), f"unknown key {key!r}", remedy=remedy)
+    max_steps = golden.scenario.get("max_steps")
+    if max_steps is None or (isinstance(max_steps, int) and not isinstance(max_steps, bool) and max_steps >= 0):
+        return max_steps
+    raise GoldenError(f"{golden.path}: max_steps", f"is {max_steps!r}", valid="expected a whole number or null")
+
+
+def read_rows(golden: Golden) -> list[LoggedRequest]:
+    """The requests as the file has them. Raises GoldenError."""
+    rows: list[LoggedRequest] = []
+    ids: set[str] = set()
+    for index, given in enumerate(golden.field("requests", list)):
+        place = f"{golden.path}: requests[{index}]"
+        if not isinstance(given, dict):
+            raise GoldenError(place, f"is {reprlib.repr(given)}", valid="a JSON object is expected")
+        _refuse_unknown(place, given, LoggedRequest.model_fields)
+        row = _validate(LoggedRequest, given, place)
+        _check_row(row, ids, place)
+        ids.add(row.id)
+        rows.append(row)
+    if not rows:
+        raise GoldenError(f"{golden.path}: requests", "is empty: such a log shows nothing")
+    return rows
+
+
+def _check_row(row: LoggedRequest, ids: Collection[str], place: str) -> None:
+    if row.id in ids:
+        raise GoldenError(f"{place}.id", f"{row.id!r} is the id of an earlier request, too")
+    shared_tokens = sum(length for _, length in row.prefix or ())
+    if shared_tokens > row.prompt_tokens:
+        raise GoldenError(
+            f"{place}.prefix", f"has {shared_tokens} tokens", valid=f"the prompt has only {row.prompt_tokens}"
+        )
+
+
+def to_requests(rows: list[LoggedRequest]) -> list[Request]:
+    """Requests as the policy takes them; `index` is the place in the file."""
+    times = [index if row.arrival_time is None else row.arrival_time for index, row in enumerate(rows)]
+    rank_of = {time: rank for rank, time in enumerate(sorted(set(times)))}
+    return [
+        Request(
+            index,
+            row.prompt_tokens,
+            row.output_tokens,
+            max_tokens=row.max_tokens,
+            priority=row.priority,
+            arrival_ns=rank_of[time],
+            id=row.id,
+            tokens=TokenRuns(tuple(Run(*segment) for segment in row.prefix or ()), row.output_stream),
+        )
+        for index, (row, time) in enumerate(zip(rows, times, strict=True))
+    ]
+
+
+def _validate(model: type[M], given: Mapping[str, Any], place: str) -> M:
+    try:
+        return model.model_validate_json(json.dumps(given), strict=True)  # lists are tuples in JSON alone
+    except ValidationError as error:
+        raise _translate(error, place) from error
+
+
+def _translate(error: ValidationError, place: str) -> GoldenError:
+    """The first of pydantic's findings, in the words of the file."""
+    details = error.errors(include_url=False)[0]
+    in_file = {ours: logged for logged, ours in RENAMED.items()}
+    for key in details["loc"]:
+        place += f"[{key}]" if isinstance(key, int) else f".{in_file.get(key, key)}"
+    if details["type"] == "missing":
+        return GoldenError(place, "is missing")
+    valid = details["msg"][:1].lower() + details["msg"][1:]
+    return GoldenError(place, f"is {reprlib.repr(details['input'])}", valid=valid)
+
+
+def _refuse_unknown(place: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise GoldenError(
+                place,
+                f"unknown key {key!r}",
+                valid=f"known: {', '.join(sorted(known))}",
+                remedy=did_you_mean(key, known),
+            )
