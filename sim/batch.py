@@ -16,44 +16,43 @@ from sim.errors import InvariantError
 from sim.request import NEVER, Request
 
 
-class TickCalendar:
-    """Requests by the tick in which something happens to them."""
+class TickCalendar(dict[int, dict[Request, None]]):
+    """Tick -> the requests to which something happens then, in the order in which they were noted.
+
+    `tick in calendar` may be true although everybody noted has been discarded; `pop_tick` tells.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[int, dict[Request, None]] = {}
+        super().__init__()
         self._ticks: list[int] = []
 
     def add(self, tick: int, request: Request) -> None:
         """Note a request for a tick; noting it twice is noting it once."""
-        entries = self._entries.get(tick)
+        entries = self.get(tick)
         if entries is None:
-            entries = self._entries[tick] = {}
+            entries = self[tick] = {}
             heappush(self._ticks, tick)
         entries[request] = None
 
     def discard(self, tick: int, request: Request) -> None:
         """Forget a request's entry at a tick, if there is one."""
-        entries = self._entries.get(tick)
+        entries = self.get(tick)
         if entries is not None:
             entries.pop(request, None)
 
-    def has(self, tick: int) -> bool:
-        """Whether anything is noted for a tick."""
-        return bool(self._entries.get(tick))
-
-    def pop(self, tick: int) -> list[Request]:
-        """Requests of a tick in the order in which they were noted. A second call finds none."""
-        entries = self._entries.pop(tick, None)
+    def pop_tick(self, tick: int) -> list[Request]:
+        """Take out the requests of a tick. A second call finds none."""
+        entries = self.pop(tick, None)
         return list(entries) if entries else []
 
     def next_tick(self) -> int | None:
         """The first tick with an entry. Forgets ticks without any."""
         while self._ticks:
             tick = self._ticks[0]
-            if self._entries.get(tick):
+            if self.get(tick):
                 return tick
             heappop(self._ticks)
-            self._entries.pop(tick, None)
+            self.pop(tick, None)
         return None
 
 
@@ -74,7 +73,8 @@ class RunningBatch:
         self._offset_sum = 0
         self._offset_sum_sq = 0
         self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
-        self._calendar = TickCalendar()
+        self.due = TickCalendar()
+        """Members by the tick after which their time is up."""
         self._longest: list[tuple[int, int, int, Request]] = []
 
     def __len__(self) -> int:
@@ -98,16 +98,16 @@ class RunningBatch:
         self._offset_sum += offset
         self._offset_sum_sq += offset * offset
         self._at_residue[-offset % self._block_size][request] = None
-        self._calendar.add(tick + ticks, request)
+        self.due.add(tick + ticks, request)
         heappush(self._longest, (-offset, request.index, tick, request))
 
     def postpone(self, request: Request, ticks: int) -> None:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
         if request not in self._members or ticks < 1:
             raise InvariantError(f"{request} is no member or postponed by {ticks} ticks")
-        self._calendar.discard(request.due_tick, request)
+        self.due.discard(request.due_tick, request)
         request.due_tick = self.tick + ticks
-        self._calendar.add(request.due_tick, request)
+        self.due.add(request.due_tick, request)
 
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
@@ -117,7 +117,7 @@ class RunningBatch:
         self._offset_sum -= offset
         self._offset_sum_sq -= offset * offset
         del self._at_residue[-offset % self._block_size][request]
-        self._calendar.discard(request.due_tick, request)
+        self.due.discard(request.due_tick, request)
         num_ticks = self.tick - request.joined_tick
         request.num_computed_tokens += num_ticks
         request.num_output_tokens += num_ticks
@@ -126,19 +126,6 @@ class RunningBatch:
     def advance(self, num_ticks: int = 1) -> None:
         """So many ticks: every member's context grows by as many tokens."""
         self.tick += num_ticks
-
-    def due(self, tick: int) -> list[Request]:
-        """Members whose time is up after `tick`, in joining order. Each is named once: a second call finds none."""
-        return self._calendar.pop(tick)
-
-    def has_due(self, tick: int) -> bool:
-        """Whether somebody's time is up after `tick`."""
-        return self._calendar.has(tick)
-
-    @property
-    def next_due_tick(self) -> int | None:
-        """The first tick after which somebody's time is up; None when nobody decodes."""
-        return self._calendar.next_tick()
 
     def context(self, request: Request) -> int:
         """Tokens that a member has computed by now."""
@@ -157,17 +144,16 @@ class RunningBatch:
 
     def context_sums(self) -> tuple[int, int, int]:
         """Sum, sum of squares and maximum of the members' contexts."""
-        tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
+        tick, offset_sum, num_decode, longest = self.tick, self._offset_sum, self.num_decode, self._longest
         sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
-        return offset_sum + num_decode * tick, sum_sq, self.context_max
+        while longest and longest[0][2] != longest[0][3].joined_tick:
+            heappop(longest)  # it has left meanwhile
+        return offset_sum + num_decode * tick, sum_sq, tick - longest[0][0] if longest else 0
 
     @property
     def context_max(self) -> int:
-        """The longest context (0 when nobody decodes). Forgets entries of those who left."""
-        longest = self._longest
-        while longest and longest[0][2] != longest[0][3].joined_tick:
-            heappop(longest)
-        return self.tick - longest[0][0] if longest else 0
+        """The longest context; 0 when nobody decodes."""
+        return self.context_sums()[2]
 
     def at_context(self, remainder: int) -> Collection[Request]:
         """Members whose context leaves `remainder` modulo the block size. A view: copy it before changing members.

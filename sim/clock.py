@@ -11,10 +11,13 @@ a rule instead of an accident of creation:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 import simpy
+from simpy.core import EmptySchedule
 from simpy.events import Event
 
 from sim.errors import InvariantError, ScenarioError
@@ -97,8 +100,23 @@ class Clock:
         In the second case the time is `until_ns` afterwards.
         """
         env = self.env
-        if until_ns is not None:
-            self.at(until_ns, Priority.PLAN)
-        last_ns = float("inf") if until_ns is None else until_ns
-        while env.peek() <= last_ns and env.peek() != float("inf"):
-            env.step()
+        if until_ns is None:
+            with _collecting_rarely(), suppress(EmptySchedule):
+                while True:
+                    env.step()
+            return
+        self.at(until_ns, Priority.PLAN)
+        with _collecting_rarely():
+            while env.peek() <= until_ns:
+                env.step()
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Let the garbage collector look less often: a run makes millions of objects and hardly a cycle."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

@@ -38,12 +38,8 @@ class Device:
         self._host_free_ns = 0
         self._free_ns = 0
         self._last_end_ns = 0
-        self._num_computing = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing that takes time is on its way."""
-        return self._num_computing == 0
+        self.num_computing = 0
+        """Steps on their way that take time."""
 
     @property
     def oldest_end_ns(self) -> int:
@@ -69,14 +65,14 @@ class Device:
             self._free_ns = start_ns + stage_ns
             end_ns = max(end_ns, self._last_end_ns + stage_ns)
         self._last_end_ns = end_ns
-        self._num_computing += 1
+        self.num_computing += 1
         self._launches.append(Launch(step, start_ns, end_ns, host_ns))
 
     def pop_oldest(self) -> Launch:
         """The step that ended."""
         launch = self._launches.popleft()
         if launch.start_ns != launch.end_ns:
-            self._num_computing -= 1
+            self.num_computing -= 1
         return launch
 
     def foresee(self, run: SteadyRun, now_ns: int) -> SteadyTimes | None:

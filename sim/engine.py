@@ -125,7 +125,8 @@ class Engine:
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         while True:
-            self._admit()
+            if self._arrivals or self._cancels:
+                self._admit()
             wakeup = self._foresee() if self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
@@ -135,7 +136,7 @@ class Engine:
                 now_ns = clock.now_ns
                 for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
-                if device.is_idle:  # 2. nothing to compute: wait for work
+                if not device.num_computing:  # 2. nothing to compute: wait for work
                     yield from self._rest()
                     continue
                 yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up

@@ -127,10 +127,10 @@ class Recorder:
         """One completed, non-empty step and what its results ended. Mutates the recorder's marks on requests."""
         iteration = self._num_iterations
         self._num_iterations = iteration + 1
-        shape = step.shape
+        shape, chunks = step.shape, step.chunks
         if step.lane >= len(self._lane_ticks):
             self._lane_ticks.extend([0] * (step.lane + 1 - len(self._lane_ticks)))
-        if step.chunks or step.admitted or step.preempted or step.left or step.joined:
+        if chunks or step.joined or step.left or step.admitted or step.preempted:
             self._record_changes(step, iteration, start_ns, end_ns)
         if shape.num_decode:
             self._lane_ticks[step.lane] += 1
@@ -144,7 +144,7 @@ class Recorder:
                 shape.decode_context_sum,
                 shape.decode_context_sum_sq,
                 shape.decode_context_max,
-                len(step.chunks),
+                len(chunks),
                 shape.prefill_tokens if shape.prefills else 0,
                 shape.num_sampled,
                 shape.num_padding_tokens,

@@ -55,7 +55,7 @@ class StepShape(NamedTuple):
     @property
     def prefill_tokens(self) -> int:
         """Tokens over all prefill chunks."""
-        return sum(num_tokens for num_tokens, _ in self.prefills)
+        return sum([num_tokens for num_tokens, _ in self.prefills])
 
     @property
     def num_scheduled_tokens(self) -> int:

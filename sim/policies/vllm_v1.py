@@ -38,8 +38,6 @@ class VllmV1(VllmV1Reference):
         if not is_covered(config):
             raise InvariantError("the fast V1 planner was given options that only the reference covers")
         super().__init__(config)
-        self._is_async = config.async_scheduling
-        self._is_caching = config.enable_prefix_caching
         self._paces_prefill = config.prefill_schedule_interval > 1
         self._batch = RunningBatch(config.block_size)
         self._others: dict[Request, None] = {}
@@ -122,20 +120,23 @@ class VllmV1(VllmV1Reference):
         return self._last_step
 
     def update(self, step: Step) -> Finished:
-        if not isinstance(step, V1Step) or step.rows or self._is_somebody_due(step.tick):
+        tick = step.tick
+        if (
+            not isinstance(step, V1Step)
+            or step.rows
+            or tick in self._batch.due
+            or tick in self._departures
+            or tick in self._ending
+        ):
             return super().update(step)
-        self._num_updated_ticks = step.tick
+        self._num_updated_ticks = tick
         return NOTHING_ENDED
-
-    def _is_somebody_due(self, tick: int) -> bool:
-        """Whether results of a tick may end something."""
-        return self._batch.has_due(tick) or tick in self._ending or self._departures.has(tick)
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
         if self._others:
             return None
-        for next_tick in (batch.next_due_tick, self._departures.next_tick()):
+        for next_tick in (batch.due.next_tick(), self._departures.next_tick()):
             if next_tick is not None:
                 max_steps = min(max_steps, next_tick - batch.tick)
         if max_steps < min_steps:
@@ -176,7 +177,7 @@ class VllmV1(VllmV1Reference):
             return None
         if len(batch.at_context(0)) > self.kv.free_blocks:
             return None
-        if self._is_async and batch.has_due(batch.tick):
+        if self._is_async and batch.tick in batch.due:
             return None
         if not self._waiting:
             return BlockedBy.NOTHING
@@ -236,7 +237,7 @@ class VllmV1(VllmV1Reference):
         tick = self._batch.tick
         if tick == self._num_updated_ticks:
             return
-        for request in self._batch.due(tick):
+        for request in self._batch.due.pop_tick(tick):
             if self._foresees_end(request):
                 self._leave_batch(request)
                 request.policy_state.decoding_lane = NEVER
@@ -257,11 +258,15 @@ class VllmV1(VllmV1Reference):
             state: V1State = request.policy_state
             if state.is_mid_prefill:
                 chunking.append(request)
-            elif not self._misses_turn(request, plan) and self._tokens_wanted(request, plan) > 0:
+            elif not self._is_async or self._tokens_left(request, plan):
                 self._join_batch(request, plan)
         if not chunking or not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
+
+    def _tokens_left(self, request: Request, plan: Plan) -> bool:
+        """Async: whether a request past its prefill may still get a token that is not yet in flight."""
+        return not self._has_last_token_in_flight(request) and self._tokens_wanted(request, plan) > 0
 
     def _share_budget(self, chunking: list[Request], plan: Plan) -> Chunks | None:
         """Tokens for each prefill when every decode gets its own; None when somebody would starve.
@@ -371,12 +376,12 @@ class VllmV1(VllmV1Reference):
         if not tick:
             return
         self._num_updated_ticks = tick
-        due = self._batch.due(tick)
+        due = self._batch.due.pop_tick(tick)
         if self._ending:
             due += self._ending.pop(tick, ())
         if due:
             finished.extend([r for r in due if r.due_tick == tick])
-        leaving = self._departures.pop(tick)
+        leaving = self._departures.pop_tick(tick)
         if leaving:
             departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
         for ended in (finished, departed):

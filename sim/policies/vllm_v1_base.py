@@ -37,6 +37,9 @@ class VllmV1Base(Policy):
         self._token_budget = config.token_budget
         self._max_running = config.max_running
         self._watermark_blocks = config.watermark_blocks
+        self._reserves_prompt = config.scheduler_reserve_full_isl
+        self._is_async = config.async_scheduling
+        self._is_caching = config.enable_prefix_caching
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}
         """In the order of admission: new ones are added at the end."""
@@ -233,15 +236,16 @@ class VllmV1Base(Policy):
             if state.num_stale_tokens:
                 state.is_passed_over = True
                 passed_over.append(waiting.popleft())
-            elif self._is_skipped_misfit(head, plan):
+            elif self.rules.misfit_skips and self._is_skipped_misfit(head, plan):
                 passed_over.append(waiting.popleft())
             elif not self._admit(head, plan):
                 break
-        waiting.extendleft(reversed(passed_over))
+        if passed_over:
+            waiting.extendleft(reversed(passed_over))
 
     def _is_skipped_misfit(self, head: Request, plan: Plan) -> bool:
         """Older versions without chunked prefill try the next request instead of stopping."""
-        if self.config.enable_chunked_prefill or not self.rules.misfit_skips:
+        if self.config.enable_chunked_prefill:
             return False
         hit = self._lookup(head)
         return self._cut(head.num_tokens - len(hit.blocks) * self.config.block_size, plan) > plan.budget
@@ -250,14 +254,14 @@ class VllmV1Base(Policy):
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
         config, block_size = self.config, self.config.block_size
         num_known = head.prompt_tokens + head.num_output_tokens
-        hit = self._lookup(head) if config.enable_prefix_caching else NO_HIT
+        hit = self._lookup(head) if self._is_caching else NO_HIT
         num_hit_blocks = len(hit.blocks)
         num_cached = num_hit_blocks * block_size
         num_missing = num_known - num_cached
         if num_missing >= 2 and not plan.gate_is_open:
             plan.blocked_by = BlockedBy.ADMISSION
             return False
-        num_tokens = self._cut(num_missing, plan)
+        num_tokens = self._cut(num_missing, plan) if plan.threshold else num_missing
         num_drafts = self._admission_padding(num_missing, num_cached, plan) if config.num_speculative_tokens else 0
         if num_tokens + num_drafts > plan.budget:
             if num_drafts or not config.enable_chunked_prefill:
@@ -265,12 +269,12 @@ class VllmV1Base(Policy):
                 return False
             num_tokens = plan.budget
         num_tokens += num_drafts
-        num_blocks = blocks_for(num_cached + num_tokens, block_size) - num_hit_blocks
+        num_blocks = -(-num_tokens // block_size)  # cached tokens fill whole blocks
         if not self._fits(num_known, hit, num_blocks):
             plan.blocked_by = BlockedBy.KV
             return False
         self._move_to_running(head, hit, num_blocks, plan)
-        if config.enable_prefix_caching:
+        if self._is_caching:
             self._publish_planned(head, num_tokens)
         state: V1State = head.policy_state
         self._add_row(Row(head, num_tokens, num_drafts, state.epoch, True, num_drafts > 0), plan)
@@ -297,9 +301,11 @@ class VllmV1Base(Policy):
 
     def _fits(self, num_known: int, hit: Hit, num_blocks: int) -> bool:
         """Whether a waiting request's blocks of this step, and those of all its known tokens, fit. Reserves nothing."""
-        config, needed = self.config, num_blocks
-        if config.scheduler_reserve_full_isl:
-            whole = blocks_for(min(num_known, config.max_model_len), config.block_size) - len(hit.blocks)
+        needed = num_blocks
+        if self._reserves_prompt:
+            if num_known > self.config.max_model_len:
+                num_known = self.config.max_model_len
+            whole = blocks_for(num_known, self.config.block_size) - len(hit.blocks)
             if whole > needed:
                 needed = whole
         if self._running:

@@ -93,7 +93,7 @@ class VllmV1Reference(VllmV1Base):
         num_blocks = self._new_blocks(request, num_tokens)
         self.kv.allocate(request, num_blocks)
         plan.num_new_blocks += num_blocks
-        if self.config.enable_prefix_caching:
+        if self._is_caching:
             self._publish_planned(request, num_tokens)
         num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
         num_drafts = max(0, num_tokens - num_base) if state.num_draft_tokens else 0
@@ -164,7 +164,7 @@ class VllmV1Reference(VllmV1Base):
         if not row.samples:
             return
         state.last_decode_call = self._num_calls
-        if self.config.async_scheduling:
+        if self._is_async:
             state.num_placeholders += 1 + row.num_drafts
             state.num_draft_tokens = self.config.num_speculative_tokens
 
@@ -201,7 +201,7 @@ class VllmV1Reference(VllmV1Base):
         for request in finished:
             self._remove(request)
             self._end(request)
-        if self.config.num_speculative_tokens and not self.config.async_scheduling:
+        if self.config.num_speculative_tokens and not self._is_async:
             self._draft_anew(row.request for row in step.rows)
         return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
@@ -213,21 +213,21 @@ class VllmV1Reference(VllmV1Base):
         request = row.request
         state: V1State = request.policy_state
         is_stale = row.epoch != state.epoch
-        row.num_sampled = num_sampled = self._num_sampled(row)
+        row.num_sampled = num_sampled = self._num_sampled(row) if row.samples else 0
         num_rejected = row.num_drafts + 1 - num_sampled if row.samples else 0
         if is_stale:
             state.num_stale_tokens -= row.num_tokens
         else:
             state.num_in_flight_tokens -= row.num_tokens
             request.num_computed_tokens -= num_rejected
-            if self.config.async_scheduling:
+            if self._is_async:
                 state.num_placeholders -= num_rejected
         if not num_sampled:
             return
         num_before = request.num_output_tokens
         request.num_output_tokens = min(num_before + num_sampled, request.num_target_tokens)
         if not is_stale:
-            if self.config.async_scheduling:
+            if self._is_async:
                 state.num_placeholders -= num_sampled
             # Tokens beyond the end are dropped; they were computed for nothing.
             request.num_computed_tokens -= num_before + num_sampled - request.num_output_tokens
@@ -238,9 +238,7 @@ class VllmV1Reference(VllmV1Base):
             departed.append(request)
 
     def _num_sampled(self, row: Row) -> int:
-        """Tokens that the model returns for a row: one, and the drafts that it accepts."""
-        if not row.samples:
-            return 0
+        """Tokens that the model returns for a row that samples: one, and the drafts that it accepts."""
         pattern = self.config.spec_accept_pattern
         if not row.num_drafts or row.is_padded or not pattern:
             return 1
@@ -264,7 +262,7 @@ class VllmV1Reference(VllmV1Base):
 
     def check_integrity(self) -> None:
         held = sum(r.num_blocks for r in self._running)
-        if not self.config.enable_prefix_caching and held != self.kv.used_blocks:
+        if not self._is_caching and held != self.kv.used_blocks:
             raise InvariantError(f"running requests hold {held} blocks, the pool misses {self.kv.used_blocks}")
         if any(r.num_blocks for r in self._waiting):
             raise InvariantError("a waiting request holds KV blocks")

@@ -168,7 +168,7 @@ class WholePromptPolicy(Policy):
         finished: list[Request] = []
         departed: list[Request] = []
         running = self._running
-        for request in running.due(step.tick):
+        for request in running.due.pop_tick(step.tick):
             num_output_tokens = request.num_output_tokens + step.tick - request.joined_tick
             if num_output_tokens < request.num_target_tokens:
                 departed.append(request)
