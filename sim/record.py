@@ -10,9 +10,9 @@ left it out) and then one token in each of `num_ticks` ticks of `lane` from `fir
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,27 +69,29 @@ SEGMENT_COLUMNS = ("request", "iteration", "lane", "first_tick", "num_ticks")
 
 
 class Table:
-    """Rows of integers under fixed column names, appended flat and read as columns."""
+    """Rows of integers under fixed column names, packed one after the other and read as columns."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self._values = array("q")
-        self.append = self._values.extend
-        """Append one row (a tuple in column order); bound once because it is called in every iteration."""
+        self._rows = bytearray()
+        self.pack = Struct(f"{len(self.columns)}q").pack
+        """One row (its values in column order) as bytes for `extend`."""
+        self.extend = self._rows.extend
+        """Append packed rows. Bound once, like `pack`, because both are called in every iteration."""
 
     def append_columns(self, columns: Mapping[str, NDArray[np.int64] | int], num_rows: int) -> None:
         """Append many rows given by column; a column that is not named is 0."""
         rows = np.zeros((num_rows, len(self.columns)), dtype=np.int64)
         for name, values in columns.items():
             rows[:, self.columns.index(name)] = values
-        self._values.frombytes(rows.tobytes())
+        self.extend(rows.tobytes())
 
     def __len__(self) -> int:
-        return len(self._values) // len(self.columns)
+        return len(self._rows) // (8 * len(self.columns))
 
     def to_columns(self) -> dict[str, NDArray[np.int64]]:
         """Column name -> int64 array, each a copy that the caller owns."""
-        rows = np.frombuffer(self._values, dtype=np.int64).reshape(-1, len(self.columns))
+        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(self.columns))
         return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
 
 
@@ -134,8 +136,8 @@ class Recorder:
             self._record_changes(step, iteration, start_ns, end_ns)
         if shape.num_decode:
             self._lane_ticks[step.lane] += 1
-        self.iterations.append(
-            (
+        self.iterations.extend(
+            self.iterations.pack(
                 step.lane,
                 start_ns,
                 end_ns,
@@ -199,8 +201,8 @@ class Recorder:
         """
         self._close_segment(request)
         request.is_recorded = True
-        self.requests.append(
-            (
+        self.requests.extend(
+            self.requests.pack(
                 request.index,
                 request.class_index,
                 request.arrival_ns,
@@ -257,7 +259,7 @@ class Recorder:
             if not request.is_recorded:
                 self._join(request, step.lane)
         for request, num_tokens, context, is_last in step.chunks:
-            self.chunks.append((iteration, request.index, num_tokens, context))
+            self.chunks.extend(self.chunks.pack(iteration, request.index, num_tokens, context))
             if is_last and not request.is_recorded:
                 self._sample(request, step.lane, iteration, end_ns)
 
@@ -289,7 +291,9 @@ class Recorder:
         num_ticks = num_tokens - (iteration != NEVER)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.append((request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks))
+        self.segments.extend(
+            self.segments.pack(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
+        )
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_tokens
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER
