@@ -147,7 +147,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     """What qualifies the figures above."""
     window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
-    yield f"measured: {window['description']}"
+    yield window["description"]
     for term in summary["slo"]:
         verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
         yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"

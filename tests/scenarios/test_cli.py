@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def test_run_prints_a_summary_that_ends_with_the_limit(scenario: Path):
     for label in ("TTFT, ms", "ITL, ms", "E2E, ms", "throughput", "requests", "KV cache", "what limits you: "):
         assert any(line.startswith(label) for line in lines)
     assert "\x1b" not in done.stdout
+
+
+def test_a_stopped_run_says_where_and_how_many_were_left(scenario: Path):
+    done = servesim("run", scenario, "--set", "run.duration_s=1", "--set", "run.drain=false")
+    note = " ".join(done.stdout.partition("note: ")[2].partition("note: ")[0].split())
+    stop = r"the run was stopped at 1.000 s with [1-9]\d* requests unfinished"
+    assert re.fullmatch(rf"\d+ requests measured, from \d.\d+ s to 1.000 s; {stop}", note)
 
 
 def test_run_writes_a_folder_that_names_everything(scenario: Path, tmp_path: Path):
