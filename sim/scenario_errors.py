@@ -107,6 +107,9 @@ def _explain(path: Path, found: list[ErrorDetails], data: Any, model: type[BaseM
     if first["type"] == "extra_forbidden":
         return _unknown_key(where, str(path[-1]), list(fields))
     field = fields.get(str(path[-1])) if path else None
+    if first["type"] == "union_tag_not_found" and field:
+        known = [kind for model in _alternatives([field.annotation, *field.metadata]) for kind in _kinds(model)]
+        return ScenarioError(where, f"{ctx['discriminator']} is missing", valid=f"known: {', '.join(known)}")
     meaning = f" ({field.description})" if field and field.description else ""
     if first["type"] == "missing":
         return ScenarioError(where, f"is missing{meaning}")
@@ -170,13 +173,20 @@ def _owner(path: Path, data: Any, model: type[BaseModel]) -> type[BaseModel] | N
 
 def _options_class(annotations: Sequence[Any], value: Any) -> type[BaseModel] | None:
     """The options class that `value` is validated with, somewhere in a field's annotations."""
-    for annotation in annotations:
-        if isinstance(annotation, OneOf):
-            return annotation.options_class(value)
-    for annotation in annotations:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return annotation
-        inner = _options_class([*get_args(annotation)], value)
-        if inner is not None:
-            return inner
-    return None
+    found = _alternatives(annotations)
+    if found and isinstance(found[0], OneOf):
+        return found[0].options_class(value)
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    return next((model for model in found if len(found) == 1 or kind in _kinds(model)), None)
+
+
+def _alternatives(annotations: Sequence[Any]) -> list[Any]:
+    """A `OneOf`, or else the options classes to choose from, where annotations first name any."""
+    choices = [annotation for annotation in annotations if isinstance(annotation, OneOf)]
+    models = [a for a in annotations if isinstance(a, type) and issubclass(a, BaseModel)]
+    return choices or models or next(filter(None, (_alternatives(get_args(a)) for a in annotations)), [])
+
+
+def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names that select `model` among its alternatives."""
+    return get_args(model.model_fields["kind"].annotation)

@@ -127,6 +127,21 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
             "traffic[0].cancel.kind: unknown kind 'after'; known: after_time, after_tokens, deadline. "
             "Did you mean 'after_time'?",
         ),
+        (
+            "traffic.0.cancel",
+            {"after_s": 1},
+            "traffic[0].cancel: 'kind' is missing; known: after_time, after_tokens, deadline.",
+        ),
+        (
+            "traffic.0.cancel",
+            {"kind": "after_time", "after_s": {"mean_s": 1}},
+            "traffic[0].cancel.after_s: 'kind' is missing; known: constant, exponential, uniform.",
+        ),
+        (
+            "traffic.0.cancel",
+            {"kind": "after_tokens", "tokens": 3, "tokenss": 3},
+            "traffic[0].cancel.tokenss: unknown key; known: kind, probability, tokens. Did you mean 'tokens'?",
+        ),
         ("traffic", [], "traffic: expected a list of at least 1, got a list of 0 (the request classes)."),
         ("traffic", {}, "traffic: expected a list, got a mapping of 0 (the request classes)."),
         ("slo", {"p99_tft_ms": 4}, f"slo: unknown term 'p99_tft_ms'; {SLO_TERMS}. Did you mean 'p99_ttft_ms'?"),
