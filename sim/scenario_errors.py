@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -66,6 +66,17 @@ def scenario_error(error: ValidationError, data: Any, model: type[BaseModel], pl
     outer = [path for path in by_path if not any(len(p) > len(path) and p[: len(path)] == path for p in by_path)]
     errors = [_explain(path, by_path[path], data, model, place) for path in outer]
     return errors[0] if len(errors) == 1 else SeveralScenarioError(errors)
+
+
+def check_known(paths: Iterable[Path], data: Any, model: type[BaseModel], place: str) -> None:
+    """Raise ScenarioError for a path that leads to no key of valid `data`, given or not."""
+    for path in paths:
+        owner = _owner(path[:-1], data, model)
+        where = f"{place}: {_dotted(path)}"
+        if owner is None:
+            raise ScenarioError(where, "no such key to take back")
+        if path[-1] not in owner.model_fields:
+            raise _unknown_key(where, str(path[-1]), list(owner.model_fields))
 
 
 def _path(details: ErrorDetails, data: Any) -> Path:
