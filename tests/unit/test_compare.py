@@ -91,6 +91,29 @@ def test_every_variant_has_a_folder_of_its_own():
     ]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": 100},
+        {"priority": 1},
+        {"cancel": {"kind": "after_time", "after_s": 0.01}},
+        {"cancel": {"kind": "after_tokens", "tokens": 2}},
+        {"prompt_tokens": 8, "prefix": {"groups": 1, "tokens": 8}},
+    ],
+)
+def test_whatever_makes_the_requests_differ_is_noticed(change: dict):
+    changed = BASE | {"traffic": [BASE["traffic"][0] | change], "compare": {}}
+    one, other = (parse_scenario(data, place=place) for data, place in ((BASE | {"compare": {}}, "a"), (changed, "b")))
+    assert not compare(one, other).has_same_traffic
+    drawn_again = parse_scenario(changed | {"name": "again"}, place="c", folder="elsewhere")
+    assert compare(other, drawn_again).has_same_traffic
+
+
+def test_how_clients_limit_themselves_leaves_the_requests_alike():
+    limited = {"limited": {"traffic": {"job": {"max_connections": 2}}}}
+    assert compare(parse_scenario(BASE | {"compare": limited})).has_same_traffic
+
+
 def summary(**changes: object) -> dict:
     values = {"tokens": 100.0, "good": None, "e2e": 1000.0, "queue": 0.0, "running": 8.0, "busy": 1.0, "padding": 0.0}
     values |= {
