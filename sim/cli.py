@@ -45,8 +45,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _folder(name: str) -> Path:
+    if not name:
+        raise UserError("--out ''", "names no folder", remedy="For the current one write --out . (a dot).")
+    return Path(name)
+
+
 ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for tables, summary and plots", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", parser=_folder, metavar="DIR", help="folder for tables, summary and plots", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.KEY=VALUE", help="change the scenario; may be repeated", show_default=False),
@@ -162,7 +174,10 @@ def plot(
     """Draw the plots of a run again, from its tables."""
     from sim.results import Results
 
-    _name(_draw(Results.load(folder), folder))
+    drawn = _draw(Results.load(folder), folder)
+    _name(drawn)
+    if not drawn:
+        typer.echo(f"nothing to draw: in the run in {folder} nothing was computed")
 
 
 @app.command()

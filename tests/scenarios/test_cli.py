@@ -80,6 +80,13 @@ def test_run_writes_a_folder_that_names_everything(scenario: Path, tmp_path: Pat
     assert json.loads(again.stdout)["metrics"] == json.loads((out / "summary.json").read_text())["metrics"]
 
 
+def test_plot_says_when_there_is_nothing_to_draw(scenario: Path, tmp_path: Path):
+    out, nobody = tmp_path / "out", ["--set", "engine.max_model_len=2", "--set", "run.oversized=reject"]
+    assert servesim("run", scenario, "--out", out, *nobody).returncode == 0
+    done = servesim("plot", out)
+    assert (done.returncode, done.stdout) == (0, f"nothing to draw: in the run in {out} nothing was computed\n")
+
+
 def test_json_is_all_that_json_prints(scenario: Path, tmp_path: Path):
     done = servesim("run", scenario, "--json", "--seed", 5, "--set", "run.num_requests=10", "--out", tmp_path / "out")
     summary = json.loads(done.stdout)
@@ -171,6 +178,8 @@ def test_help_loads_nothing_that_it_does_not_need():
             ["run", "{}", "--out", "pyproject.toml"],
             "error: --out pyproject.toml: cannot be made a folder: File exists.",
         ),
+        (["run", "{}", "--out", ""], "error: --out '': names no folder. For the current one write --out . (a dot)."),
+        (["compare", "{}", "--out", ""], "error: --out '': names no folder."),
         (["compare", "{}", "--set", "compare=null"], "has nothing to compare."),
     ],
 )
