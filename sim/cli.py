@@ -225,10 +225,14 @@ def gpus(as_json: AsJson = False) -> None:
 
 @app.command()
 def policies(as_json: AsJson = False) -> None:
-    """List the scheduling policies and their options."""
-    from sim.report.catalog import policy_rows
+    """List the scheduling policies: what each does, whom it copies, and its options."""
+    from sim.report.catalog import engine_option_rows, policy_rows
+    from sim.report.console import policies_report
 
-    _show_table("policies", policy_rows(), as_json)
+    if as_json:
+        _print_json(policy_rows())
+    else:
+        _show(policies_report(policy_rows(), engine_option_rows()))
 
 
 @app.command()
