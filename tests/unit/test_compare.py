@@ -205,13 +205,13 @@ def test_no_ratio_is_made_of_a_goodput_near_none():
     runs = {"a": summary(good=1.0), "b": summary(good=0.009), "c": summary(good=0.5, queue=500.0)}
     compute = "is limited by compute: ..."
     assert verdict(runs) == (
-        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b meet "
-        f"the SLO, because b {compute}; c kept requests queued for 50% of their latency."
+        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b "
+        f"meet the SLO, because b {compute}; c kept requests queued for 50% of their latency."
     )
     more = runs | {"d": summary(good=0.0), "e": summary(good=0.001)}
     assert verdict(more).startswith(
-        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b and e "
-        "meet the SLO and d had no request within the SLO, because d "
+        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b "
+        "and e meet the SLO and d had no request within the SLO, because d "
     )
     low = {"a": summary(good=0.009), "b": summary(good=0.003)}
     assert verdict(low).startswith("a wins: its requests within the SLO per second are 3 times those of b, because")
