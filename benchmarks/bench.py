@@ -30,6 +30,8 @@ from sim.cost.base import Target
 from sim.cost.roofline import Roofline, RooflineOptions
 from sim.engine import Engine
 from sim.gpu import load_gpu
+from sim.metrics.facts import RunFacts
+from sim.metrics.load import step_arrays
 from sim.model import load_model
 from sim.policies.base import EngineLimits, Policy
 from sim.policies.orca import Orca
@@ -39,8 +41,8 @@ from sim.policies.vllm_v1_config import V1Config
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.record import Recorder, Tables
 from sim.request import NEVER
-from sim.results import Results
 from sim.scenario import parse_scenario
+from sim.storage import save_run
 from sim.workload.base import ClientPool, Traffic
 
 AMPLE = {"num_gpu_blocks": 500_000, "max_num_batched_tokens": 8192, "max_model_len": 131_072}
@@ -272,9 +274,10 @@ def million() -> None:
     tables = recorder.tables()
     cpu_s, wall_s = time.process_time() - start, time.perf_counter() - wall
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    facts = RunFacts(class_names=("all",), num_blocks=0, usable_blocks=policy.usable_blocks, block_size=16)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        Results.write_tables(tables, Path(folder))
+        save_run(Path(folder), tables, facts, roofline().breakdown(step_arrays(tables)))
         parquet_s = time.perf_counter() - start
     running = tables.iterations["num_running"]
     print(

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
-CLOSED_PIPE = 1
-"""Typer's own exit code for it; nothing else ends with it."""
 DEBUG_VARIABLE = "SERVESIM_DEBUG"
 MIN_COLUMNS = 80
 """A narrower terminal breaks our lines; tables squeezed into it would lose their figures."""
@@ -326,7 +324,7 @@ def _after(end: SystemExit) -> int:
     code = end.code if isinstance(end.code, int) else 0 if end.code is None else USER_ERROR
     if code == INTERRUPTED:
         _complain("interrupted")
-    if code == CLOSED_PIPE:
+    if isinstance(end.__context__, BrokenPipeError):
         _silence_stdout()
         return 0
     try:

@@ -7,8 +7,7 @@ written as runs of token streams: the run `(stream, length)` stands for the firs
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from itertools import count
+from collections.abc import Hashable
 from typing import NamedTuple
 
 
@@ -44,52 +43,104 @@ UNIQUE = TokenRuns()
 
 
 class BlockKeys:
-    """Interns the identity of every full block of every request as a small integer.
+    """Names the full blocks of every request by small integers.
 
     Equal integers mean: equal tokens from position 0 to the end of the block. One instance serves one
     prefix cache; it grows with the distinct blocks asked for.
     """
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._next = count(1)
-        self._ids: dict[tuple[int, tuple[tuple[Hashable, int, int], ...]], int] = {}
+        self.block_size = block_size
+        self._num_keys = 0
+        self._runs: dict[tuple[int, Hashable, int], list[int]] = {}
+        self._mixed: dict[tuple[int, tuple[tuple[Hashable, int, int], ...]], int] = {}
 
-    def keys(self, tokens: TokenRuns, prompt_tokens: int) -> Iterator[int]:
-        """Keys of the request's full blocks in order, without end.
+    def of(self, tokens: TokenRuns, prompt_tokens: int) -> RequestKeys:
+        """The keys of one request's blocks, made when asked for. Call it once per request and keep it."""
+        return RequestKeys(self, tokens, prompt_tokens)
 
-        Stops being shareable at the first token that is unique to the request: from there on every key
-        is new, so call this once per request and keep what it yields.
+    def fresh(self, num: int) -> range:
+        """Keys that nothing else will ever get: of blocks that hold tokens of one request alone."""
+        first = self._num_keys + 1
+        self._num_keys += num
+        return range(first, first + num)
+
+    def run(self, parent: int, stream: Hashable, start: int, num: int) -> list[int]:
+        """Keys of the blocks that follow block `parent` with the stream's tokens from `start` on: at least `num`.
+
+        The list is shared and only ever grows.
         """
-        parent = 0
-        for content in self._shared_contents(tokens, prompt_tokens):
-            name = (parent, content)
-            key = self._ids.get(name)
-            if key is None:
-                key = self._ids[name] = next(self._next)
-            parent = key
-            yield key
-        yield from self._next
+        keys = self._runs.setdefault((parent, stream, start), [])
+        if len(keys) < num:
+            keys.extend(self.fresh(num - len(keys)))
+        return keys
 
-    def _shared_contents(
-        self, tokens: TokenRuns, prompt_tokens: int
-    ) -> Iterator[tuple[tuple[Hashable, int, int], ...]]:
-        """Each full block of the shared beginning as slices `(stream, start, stop)`."""
-        pieces: list[tuple[Hashable, int, int]] = []
-        room = self._block_size
-        for stream, length in self._runs(tokens, prompt_tokens):
-            start = 0
-            while length is None or start < length:
-                stop = start + room if length is None else min(length, start + room)
-                pieces.append((stream, start, stop))
-                room -= stop - start
-                start = stop
-                if room == 0:
-                    yield tuple(pieces)
-                    pieces, room = [], self._block_size
+    def mixed(self, parent: int, slices: tuple[tuple[Hashable, int, int], ...]) -> int:
+        """Key of the block that follows block `parent` with slices `(stream, start, stop)` of several streams."""
+        key = self._mixed.get((parent, slices))
+        if key is None:
+            key = self._mixed[parent, slices] = self.fresh(1)[0]
+        return key
 
-    @staticmethod
-    def _runs(tokens: TokenRuns, prompt_tokens: int) -> Iterator[tuple[Hashable, int | None]]:
-        yield from tokens.prefix
+
+class RequestKeys:
+    """The keys of one request's full blocks, in order and without end."""
+
+    __slots__ = ("_base", "_keys", "_run", "_runs", "_space", "_start")
+
+    def __init__(self, space: BlockKeys, tokens: TokenRuns, prompt_tokens: int) -> None:
+        self._space = space
+        self._runs: list[tuple[Hashable, int | None]] = list(tokens.prefix)
         if tokens.output_stream is not None and tokens.shared_tokens == prompt_tokens:
-            yield tokens.output_stream, None
+            self._runs.append((tokens.output_stream, None))
+        self._keys: list[int] = []
+        self._run = 0
+        self._start = 0
+        """Where the next block begins in the current run."""
+        self._base: tuple[int, int] | None = None
+        """Parent and start of the first whole block in the current run."""
+
+    def first(self, num: int) -> list[int]:
+        """The first `num` keys or more. Do not change the list."""
+        keys = self._keys
+        while len(keys) < num:
+            if self._run == len(self._runs):
+                # From the first token that is the request's own, no other request has the same block.
+                keys.extend(self._space.fresh(num - len(keys)))
+                return keys
+            stream, length = self._runs[self._run]
+            num_whole = num if length is None else (length - self._start) // self._space.block_size
+            if num_whole > 0:
+                self._take_whole(stream, min(num_whole, num - len(keys)))
+            else:
+                self._take_mixed()
+        return keys
+
+    def _take_whole(self, stream: Hashable, num: int) -> None:
+        """Blocks that lie in one run. Named from the first of them on, however many are asked for at a time."""
+        keys, block_size = self._keys, self._space.block_size
+        if self._base is None:
+            self._base = keys[-1] if keys else 0, self._start
+        parent, start = self._base
+        done = (self._start - start) // block_size
+        keys.extend(self._space.run(parent, stream, start, done + num)[done : done + num])
+        self._start += num * block_size
+
+    def _take_mixed(self) -> None:
+        """A block that reaches over the end of a run; none if it reaches over the end of the last one."""
+        slices: list[tuple[Hashable, int, int]] = []
+        room = self._space.block_size
+        while room and self._run < len(self._runs):
+            stream, length = self._runs[self._run]
+            stop = self._start + room if length is None else min(length, self._start + room)
+            if stop > self._start:
+                slices.append((stream, self._start, stop))
+            room -= stop - self._start
+            self._start = stop
+            if stop == length:
+                self._run += 1
+                self._start = 0
+        self._base = None
+        if not room:
+            parent = self._keys[-1] if self._keys else 0
+            self._keys.append(self._space.mixed(parent, tuple(slices)))

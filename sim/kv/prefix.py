@@ -10,30 +10,23 @@ went to the back.)
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import islice
 
 from sim.errors import InvariantError
-from sim.kv.counted import CountedCache, Hit
+from sim.kv.counted import NO_HIT, CountedCache, Hit
 from sim.request import Request
-from sim.tokens import BlockKeys
+from sim.tokens import BlockKeys, RequestKeys
 
 
 class _Holding:
-    """What one request keeps: its blocks, how many of them are published, and the keys it has needed."""
+    """What one request keeps: its blocks, how many of them are published, and the keys of its tokens."""
 
-    __slots__ = ("blocks", "keys", "num_published", "source")
+    __slots__ = ("blocks", "keys", "num_published")
 
-    def __init__(self, source: Iterator[int]) -> None:
+    def __init__(self, keys: RequestKeys) -> None:
         self.blocks: list[int] = []
         self.num_published = 0
-        self.keys: list[int] = []
-        self.source = source
-
-    def key(self, index: int) -> int:
-        """Identity of the request's tokens up to the end of block `index`; the same at every call."""
-        while len(self.keys) <= index:
-            self.keys.append(next(self.source))
-        return self.keys[index]
+        self.keys = keys
 
 
 class PrefixCache(CountedCache):
@@ -48,21 +41,21 @@ class PrefixCache(CountedCache):
         self._free_list: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, usable_blocks + 1))
         self._num_owners = [0] * (usable_blocks + 1)
         self._key_of: list[int | None] = [None] * (usable_blocks + 1)
-        self._cached: dict[int, dict[int, None]] = {}
-        """Key -> the blocks that carry it, oldest first. Nothing is de-duplicated."""
+        self._cached: dict[int, int | dict[int, None]] = {}
+        """Key -> the block that carries it, or the blocks, oldest first: nothing is de-duplicated."""
 
     def lookup(self, request: Request, max_blocks: int) -> Hit:
-        holding = self._holding(request)
+        cached, num_owners = self._cached, self._num_owners
         blocks: list[int] = []
         num_ownerless = 0
-        for index in range(max_blocks):
-            carriers = self._cached.get(holding.key(index))
-            if carriers is None:
+        for key in islice(self._holding(request).keys.first(max_blocks), max_blocks):
+            carrier = cached.get(key)
+            if carrier is None:
                 break
-            block = next(iter(carriers))
+            block = carrier if isinstance(carrier, int) else next(iter(carrier))
             blocks.append(block)
-            num_ownerless += self._num_owners[block] == 0
-        return Hit(tuple(blocks), num_ownerless)
+            num_ownerless += num_owners[block] == 0
+        return Hit(tuple(blocks), num_ownerless) if blocks else NO_HIT
 
     def admit(self, request: Request, hit: Hit, num_new_blocks: int) -> None:
         holding = self._holding(request)
@@ -77,38 +70,49 @@ class PrefixCache(CountedCache):
 
     def allocate(self, request: Request, num_blocks: int) -> None:
         super().allocate(request, num_blocks)
-        blocks = self._holding(request).blocks
+        blocks, num_owners, key_of = self._holding(request).blocks, self._num_owners, self._key_of
+        take = self._free_list.popitem
         for _ in range(num_blocks):
-            block, _nothing = self._free_list.popitem(last=False)
-            self._evict(block)
-            self._num_owners[block] = 1
+            block, _nothing = take(last=False)
+            key = key_of[block]
+            if key is not None:
+                self._evict(block, key)
+            num_owners[block] = 1
             blocks.append(block)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         holding = self._holding(request)
-        num_full = num_tokens // self.block_size
-        for index in range(holding.num_published, num_full):
-            key, block = holding.key(index), holding.blocks[index]
-            self._key_of[block] = key
-            self._cached.setdefault(key, {})[block] = None
-        holding.num_published = max(holding.num_published, num_full)
+        num_published, num_full = holding.num_published, num_tokens // self.block_size
+        if num_full <= num_published:
+            return
+        cached, key_of = self._cached, self._key_of
+        keys = islice(holding.keys.first(num_full), num_published, num_full)
+        for key, block in zip(keys, islice(holding.blocks, num_published, num_full), strict=True):
+            key_of[block] = key
+            carrier = cached.setdefault(key, block)
+            if isinstance(carrier, dict):
+                carrier[block] = None
+            elif carrier != block:
+                cached[key] = {carrier: None, block: None}
+        holding.num_published = num_full
 
     def free(self, request: Request) -> None:
-        holding = self._holding(request)
+        holding, num_owners, key_of = self._holding(request), self._num_owners, self._key_of
+        free_list = self._free_list
         keyless: list[int] = []
         num_freed = 0
         for block in reversed(holding.blocks):
-            self._num_owners[block] -= 1
-            if self._num_owners[block]:
+            num_owners[block] -= 1
+            if num_owners[block]:
                 continue
             num_freed += 1
-            if self._key_of[block] is None and self._keyless_to_front:
+            if key_of[block] is None and self._keyless_to_front:
                 keyless.append(block)
             else:
-                self._free_list[block] = None
+                free_list[block] = None
         for block in reversed(keyless):
-            self._free_list[block] = None
-            self._free_list.move_to_end(block, last=False)
+            free_list[block] = None
+            free_list.move_to_end(block, last=False)
         self.free_blocks += num_freed
         holding.blocks.clear()
         holding.num_published = request.num_blocks = 0
@@ -118,19 +122,20 @@ class PrefixCache(CountedCache):
         if len(self._free_list) != self.usable_blocks or any(self._num_owners):
             raise InvariantError("the prefix cache's free list and its owners disagree after the last request")
 
-    def _evict(self, block: int) -> None:
-        key = self._key_of[block]
-        if key is None:
-            return
-        carriers = self._cached[key]
-        del carriers[block]
-        if not carriers:
+    def _evict(self, block: int, key: int) -> None:
+        """The block is about to hold something else: nobody finds its old tokens in it any more."""
+        carrier = self._cached[key]
+        if isinstance(carrier, int):
             del self._cached[key]
+        else:
+            del carrier[block]
+            if not carrier:
+                del self._cached[key]
         self._key_of[block] = None
         self.num_evicted += 1
 
     def _holding(self, request: Request) -> _Holding:
         if request.kv_state is None:
-            request.kv_state = _Holding(self._identities.keys(request.tokens, request.prompt_tokens))
+            request.kv_state = _Holding(self._identities.of(request.tokens, request.prompt_tokens))
         holding: _Holding = request.kv_state
         return holding

@@ -294,8 +294,8 @@ def test_conversations_share_their_prefix_but_not_their_turns():
     blocks = []
     for row in range(4):
         request = traffic.request(row)
-        source = keys.keys(request.tokens, request.prompt_tokens)
-        blocks.append([next(source) for _ in range((request.prompt_tokens + 5) // 4)])
+        num_blocks = (request.prompt_tokens + 5) // 4
+        blocks.append(keys.of(request.tokens, request.prompt_tokens).first(num_blocks)[:num_blocks])
     first, second, other = blocks[0], blocks[1], blocks[2]
     assert second[: len(first)] == first
     assert [one == two for one, two in zip(first, other, strict=True)] == [True] * 2 + [False] * 4
