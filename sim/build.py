@@ -112,7 +112,7 @@ def _facts(scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: P
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
         is_streaming=policy.streams_answers,
-        is_closed_loop=any(pool.num_clients is not None for pool in traffic.pools),
+        is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
         provenance=provenance(scenario, limits),
     )
 

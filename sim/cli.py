@@ -43,8 +43,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _folder(name: str) -> Path:
+    if not name:
+        raise UserError("--out ''", "names no folder", remedy="For the current one write --out . (a dot).")
+    return Path(name)
+
+
 ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for tables, summary and plots", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", parser=_folder, metavar="DIR", help="folder for tables, summary and plots", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.KEY=VALUE", help="change the scenario; may be repeated", show_default=False),
@@ -160,7 +172,10 @@ def plot(
     """Draw the plots of a run again, from its tables."""
     from sim.results import Results
 
-    _name(_draw(Results.load(folder), folder))
+    drawn = _draw(Results.load(folder), folder)
+    _name(drawn)
+    if not drawn:
+        typer.echo(f"nothing to draw: in the run in {folder} nothing was computed")
 
 
 @app.command()
@@ -208,10 +223,14 @@ def gpus(as_json: AsJson = False) -> None:
 
 @app.command()
 def policies(as_json: AsJson = False) -> None:
-    """List the scheduling policies and their options."""
-    from sim.report.catalog import policy_rows
+    """List the scheduling policies: what each does, whom it copies, and its options."""
+    from sim.report.catalog import engine_option_rows, policy_rows
+    from sim.report.console import policies_report
 
-    _show_table("policies", policy_rows(), as_json)
+    if as_json:
+        _print_json(policy_rows())
+    else:
+        _show(policies_report(policy_rows(), engine_option_rows()))
 
 
 @app.command()

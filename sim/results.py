@@ -259,16 +259,25 @@ class Results:
         num_cut = len(self.is_measured) - num_measured
         warmup = f"the first {facts.warmup_s:g} s are cut as warm-up ({num_cut} requests)" if facts.warmup_s else ""
         drain = "what follows the last arrival is cut from rates and shares" if facts.cut_drain else ""
-        cuts = "; ".join(filter(None, (warmup, drain))) or "nothing is cut"
+        cuts = "; ".join(filter(None, (warmup, drain, self._stop()))) or "nothing is cut"
+        whole = "measured" if facts.stopped_ns is None else "stopped"
         return shape.WindowReport(
             start_s=start_s,
             end_s=end_s,
             warmup_s=facts.warmup_s,
-            drain="cut" if facts.cut_drain else "measured",
+            drain="cut" if facts.cut_drain else whole,
             num_measured=num_measured,
             num_cut=num_cut,
             description=f"{num_measured} requests measured, from {start_s:.3f} s to {end_s:.3f} s; {cuts}",
         )
+
+    def _stop(self) -> str:
+        """When the run was stopped and whom that left, in words; empty if it ran dry."""
+        if self.facts.stopped_ns is None:
+            return ""
+        num_unfinished = np.count_nonzero(self.tables.requests["outcome"] == Outcome.UNFINISHED)
+        stopped_s = self.facts.stopped_ns / NS_PER_S
+        return f"the run was stopped at {stopped_s:.3f} s with {num_unfinished} requests unfinished"
 
 
 def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -18,8 +18,8 @@ from sim.errors import ScenarioError
 from sim.metrics.slo import parse_slo
 from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
 from sim.policies.base import POLICIES, EngineOptions
-from sim.scenario_errors import scenario_error
-from sim.scenario_file import lay_over, overlay_from_overrides, read_yaml
+from sim.scenario_errors import check_known, scenario_error
+from sim.scenario_file import idle_nulls, lay_over, overlay_from_overrides, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
 from sim.workload.traffic import TrafficClass
 
@@ -142,6 +142,7 @@ class Scenario(Options):
             variants[name] = parse_scenario(
                 data | {"name": name}, place=place, folder=self.folder, allow_imports=self._allow_imports
             )
+            check_known(idle_nulls(base, overlay), data, Scenario, place)
         return variants
 
 
@@ -159,11 +160,15 @@ def load_scenario(
     in it are relative to its folder. Raises ScenarioError; all findings are in one message, a line each.
     """
     path = Path(path)
-    data = read_yaml(path)
-    data = lay_over(data, overlay_from_overrides(overrides), str(path))
+    base, overlay = read_yaml(path), overlay_from_overrides(overrides)
+    data = lay_over(base, overlay, str(path))
     if seed is not None:
         data["seed"] = seed
-    return parse_scenario({"name": path.stem} | data, place=str(path), folder=path.parent, allow_imports=allow_imports)
+    scenario = parse_scenario(
+        {"name": path.stem} | data, place=str(path), folder=path.parent, allow_imports=allow_imports
+    )
+    check_known(idle_nulls(base, overlay), data, Scenario, str(path))
+    return scenario
 
 
 def parse_scenario(

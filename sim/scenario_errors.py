@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -68,6 +68,17 @@ def scenario_error(error: ValidationError, data: Any, model: type[BaseModel], pl
     return errors[0] if len(errors) == 1 else SeveralScenarioError(errors)
 
 
+def check_known(paths: Iterable[Path], data: Any, model: type[BaseModel], place: str) -> None:
+    """Raise ScenarioError for a path that leads to no key of valid `data`, given or not."""
+    for path in paths:
+        owner = _owner(path[:-1], data, model)
+        where = f"{place}: {_dotted(path)}"
+        if owner is None:
+            raise ScenarioError(where, "no such key to take back")
+        if path[-1] not in owner.model_fields:
+            raise _unknown_key(where, str(path[-1]), list(owner.model_fields))
+
+
 def _path(details: ErrorDetails, data: Any) -> Path:
     """The keys that lead to the finding, without the names of alternatives that pydantic mixes in."""
     path: list[str | int] = []
@@ -107,6 +118,9 @@ def _explain(path: Path, found: list[ErrorDetails], data: Any, model: type[BaseM
     if first["type"] == "extra_forbidden":
         return _unknown_key(where, str(path[-1]), list(fields))
     field = fields.get(str(path[-1])) if path else None
+    if first["type"] == "union_tag_not_found" and field:
+        known = [kind for model in _alternatives([field.annotation, *field.metadata]) for kind in _kinds(model)]
+        return ScenarioError(where, f"{ctx['discriminator']} is missing", valid=f"known: {', '.join(known)}")
     meaning = f" ({field.description})" if field and field.description else ""
     if first["type"] == "missing":
         return ScenarioError(where, f"is missing{meaning}")
@@ -170,13 +184,20 @@ def _owner(path: Path, data: Any, model: type[BaseModel]) -> type[BaseModel] | N
 
 def _options_class(annotations: Sequence[Any], value: Any) -> type[BaseModel] | None:
     """The options class that `value` is validated with, somewhere in a field's annotations."""
-    for annotation in annotations:
-        if isinstance(annotation, OneOf):
-            return annotation.options_class(value)
-    for annotation in annotations:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return annotation
-        inner = _options_class([*get_args(annotation)], value)
-        if inner is not None:
-            return inner
-    return None
+    found = _alternatives(annotations)
+    if found and isinstance(found[0], OneOf):
+        return found[0].options_class(value)
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    return next((model for model in found if len(found) == 1 or kind in _kinds(model)), None)
+
+
+def _alternatives(annotations: Sequence[Any]) -> list[Any]:
+    """A `OneOf`, or else the options classes to choose from, where annotations first name any."""
+    choices = [annotation for annotation in annotations if isinstance(annotation, OneOf)]
+    models = [a for a in annotations if isinstance(a, type) and issubclass(a, BaseModel)]
+    return choices or models or next(filter(None, (_alternatives(get_args(a)) for a in annotations)), [])
+
+
+def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names that select `model` among its alternatives."""
+    return get_args(model.model_fields["kind"].annotation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,28 +160,49 @@ def lay_over(base: Any, overlay: Any, place: str) -> Any:
     merged = {key: value for key, value in base.items() if key not in taken_back}
     for key, value in overlay.items():
         if value is not None:
-            merged[key] = lay_over(merged[key], value, _inside(place, key)) if key in merged else value
+            below = merged.get(key, {} if isinstance(value, dict) else None)
+            merged[key] = lay_over(below, value, _inside(place, key))
     return merged
 
 
+def idle_nulls(base: Any, overlay: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths at which `lay_over` finds a null for a key that `base` does not have: a default, or a typo."""
+    if not isinstance(overlay, dict):
+        return
+    for name, value in overlay.items():
+        key = _position(base, name) if isinstance(base, list) else name
+        inner = base[key] if isinstance(key, int) else base.get(name) if isinstance(base, dict) else None
+        if value is None and inner is None:
+            yield (*path, name)
+        yield from idle_nulls(inner, value, (*path, name if key is None else key))
+
+
 def _lay_over_list(base: list[Any], overlay: Mapping[str, Any], place: str) -> list[Any]:
-    names = [str(entry.get("name", "")) if isinstance(entry, dict) else "" for entry in base]
     merged = list(base)
     for key, value in overlay.items():
-        if key in names:
-            index = names.index(key)
-        elif key.isdecimal() and int(key) < len(base):
-            index = int(key)
-        else:
-            known = [name for name in names if name] + [str(i) for i in range(len(base))]
+        index = _position(base, key)
+        if index is None:
+            known = [*_names(base), *map(str, range(len(base)))]
             raise ScenarioError(
                 _inside(place, key),
                 "no such entry",
-                valid=f"known: {', '.join(known)}",
+                valid=f"known: {', '.join(filter(None, known))}",
                 remedy=did_you_mean(key, known),
             )
         merged[index] = lay_over(merged[index], value, _inside(place, key))
     return merged
+
+
+def _names(entries: list[Any]) -> list[str]:
+    return [str(entry.get("name", "")) if isinstance(entry, dict) else "" for entry in entries]
+
+
+def _position(entries: list[Any], key: str) -> int | None:
+    """The entry of a list that an overlay means by `key`: by its name, or else by its number."""
+    names = _names(entries)
+    if key in names:
+        return names.index(key)
+    return int(key) if key.isdecimal() and int(key) < len(entries) else None
 
 
 def _inside(place: str, key: str) -> str:

@@ -30,7 +30,7 @@ class RunFacts:
     is_streaming: bool = True
     """Whether clients see tokens as they are made, not whole answers at their release."""
     is_closed_loop: bool = False
-    """Whether arrivals are reactions to answers."""
+    """Whether all arrivals are reactions to answers: no class is an open loop."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """What reproduces the run; nothing in it changes from one run to the next."""
 

@@ -14,7 +14,8 @@ device would shorten latencies but not serve more. That time belongs to the arri
 Once the last request has arrived, the arrivals cannot bind any more: unblocked iterations count for the
 resource that they spend most on (all of an offline batch is of that kind). If the arrivals bind for at least
 half of the time, they are the verdict; else it is the largest of the rest. In a closed loop, where the next
-request waits for an answer, time that would be the arrivals' is the client's.
+request waits for an answer, time that would be the arrivals' is the client's; in a mix of open and closed loops it
+stays the arrivals', for open ones are still to come whatever the clients do.
 """
 
 from __future__ import annotations

@@ -200,7 +200,9 @@ class WindowReport(Options):
     start_s: float
     end_s: float
     warmup_s: float = Field(description="asked for; time from 0 that is not measured")
-    drain: str = Field(description="measured, or cut: the window then ends with the last arrival")
+    drain: str = Field(
+        description="measured; cut: the window ends with the last arrival; stopped: the run did not go on to its end"
+    )
     num_measured: int = Field(description="requests that arrived in the window")
     num_cut: int = Field(description="requests that arrived before it")
     description: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
@@ -172,9 +172,22 @@ def _describe_same_traffic(one: Scenario, other: Scenario) -> bool:
 
 
 def _is_same(one: Traffic, other: Traffic) -> bool:
-    """Whether two runs met the same requests."""
-    columns = ("class_index", "arrival_ns", "think_ns", "prompt_tokens", "output_tokens")
-    return all(np.array_equal(getattr(one, column), getattr(other, column)) for column in columns)
+    """Whether two runs met the same requests. How many of them clients send at once is not asked."""
+    if one is other:
+        return True
+    for column in fields(Traffic):
+        ours, theirs = getattr(one, column.name), getattr(other, column.name)
+        if isinstance(ours, np.ndarray) and not np.array_equal(ours, theirs):
+            return False
+    return (one.has_next_turn is None) == (other.has_next_turn is None) and _say_the_same(one, other)
+
+
+def _say_the_same(one: Traffic, other: Traffic) -> bool:
+    """Whether rows share the same tokens with one another in both."""
+    if one.tokens is other.tokens:
+        return True
+    pairs = ((one.tokens(row), other.tokens(row)) for row in range(len(one)))
+    return all((a.prefix, a.output_stream) == (b.prefix, b.output_stream) for a, b in pairs)
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

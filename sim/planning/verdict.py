@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Summary = Mapping[str, Any]
 
 TIE = 0.02
 """Two runs whose figures differ by less than this part count as equal."""
+
+ALMOST_NONE = 0.01
+"""A part of a run's requests below which a ratio to it says nothing."""
 
 _WORTH_NAMING = 0.05
 """A lost share that differs by less is no reason."""
@@ -23,6 +26,10 @@ class Yardstick(NamedTuple):
     is_more_better: bool
     nothing: str
     """What a run has that has none of it."""
+    whole: Callable[[Summary], float | None] | None = None
+    """What the value is a part of, if it is one."""
+    hardly: str = ""
+    """What to say of runs, `{0}`, that reach almost none of it."""
 
 
 YARDSTICKS = (
@@ -31,6 +38,8 @@ YARDSTICKS = (
         lambda summary: summary["throughput"]["goodput_requests_per_s"],
         is_more_better=True,
         nothing="no request within the SLO",
+        whole=lambda summary: summary["throughput"]["requests_per_s"],
+        hardly="almost none of the requests of {0} meet the SLO",
     ),
     Yardstick(
         "its output tokens per second are {0} those of {1}",
@@ -48,6 +57,15 @@ YARDSTICKS = (
 """In order of importance: the first one on which the runs differ decides."""
 
 
+_QUEUED_FOR = {
+    "slots": "a place in the batch",
+    "kv": "KV blocks",
+    "budget": "token budget",
+    "admission": "a batch to fill up or to end",
+}
+"""Share of the limits -> what the queue waited for."""
+
+
 class _Loss(NamedTuple):
     """A way to lose: its share of something, and how to say it."""
 
@@ -58,7 +76,8 @@ class _Loss(NamedTuple):
 def verdict(summaries: Mapping[str, Summary]) -> str:
     """The sentence for two or more runs, by name.
 
-    It gives a reason for the first run's loss, or for the largest loss if the first is among the best.
+    It gives a reason for the first run's loss, or for the largest loss if the first is among the best, and
+    one for the runner-up's.
     """
     for yardstick in YARDSTICKS:
         values = {name: _value(yardstick, summary) for name, summary in summaries.items()}
@@ -69,10 +88,12 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
         level = [name for name in ranked if factors[name] < 1 + TIE]
         beaten = [name for name in ranked if name not in level]
         lead = f"{level[0]} wins" + (f" (level with {', '.join(level[1:])})" if level[1:] else "")
-        margins = _margins(yardstick, {name: factors[name] for name in beaten})
+        hardly = _reaches_hardly_any(yardstick, summaries[ranked[0]], {name: summaries[name] for name in beaten})
+        margins = _margins(yardstick, {name: factors[name] for name in beaten}, hardly)
         first = next(iter(summaries))
-        loser = first if first in beaten else beaten[-1]
-        return f"{lead}: {margins}, because {loser} {_reason(summaries[loser], summaries[level[0]])}."
+        explained = dict.fromkeys((first if first in beaten else beaten[-1], beaten[0]))
+        reasons = "; ".join(f"{name} {_reason(summaries[name], summaries[level[0]])}" for name in explained)
+        return f"{lead}: {margins}, because {reasons}."
     return f"Nobody wins: goodput, output and latency differ by less than {TIE:.0%}."
 
 
@@ -82,17 +103,31 @@ def _value(yardstick: Yardstick, summary: Summary) -> float:
     return value if value is not None else 0.0 if yardstick.is_more_better else float("inf")
 
 
-def _margins(yardstick: Yardstick, factors: Mapping[str, float]) -> str:
+def _reaches_hardly_any(yardstick: Yardstick, best: Summary, others: Mapping[str, Summary]) -> list[str]:
+    """Which of the others reach a part so small that the best run, which reaches more, is beyond comparison."""
+    if yardstick.whole is None:
+        return []
+
+    def is_hardly_any(summary: Summary) -> bool:
+        whole = yardstick.whole(summary) if yardstick.whole else None
+        return 0 < _value(yardstick, summary) < ALMOST_NONE * (whole or 0.0)
+
+    return [] if is_hardly_any(best) else [name for name, summary in others.items() if is_hardly_any(summary)]
+
+
+def _margins(yardstick: Yardstick, factors: Mapping[str, float], hardly: Sequence[str]) -> str:
     """By how much the winner is better than each other one; some may have nothing to compare with."""
-    finite = [
-        (f"{factor:.3g} times" if factor < 100 else f"{factor:,.0f} times", name)
-        for name, factor in factors.items()
-        if factor != float("inf")
-    ]
     nothing = [name for name, factor in factors.items() if factor == float("inf")]
+    finite = [(_times(factor), name) for name, factor in factors.items() if name not in (*nothing, *hardly)]
     parts = [yardstick.phrase.format(*finite[0]), *(" ".join(margin) for margin in finite[1:])] if finite else []
-    parts += [f"{' and '.join(nothing)} had {yardstick.nothing}"] if nothing else []
-    return ", ".join(parts)
+    rest = [yardstick.hardly.format(_listed(hardly))] if hardly else []
+    rest += [f"{_listed(nothing)} had {yardstick.nothing}"] if nothing else []
+    return ", while ".join(filter(None, (", ".join(parts), " and ".join(rest))))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _times(factor: float) -> str:
@@ -111,18 +146,23 @@ def _reason(loser: Summary, winner: Summary) -> str:
     loss = max(_LOSSES, key=lambda loss: excess[loss])
     if excess[loss] >= _WORTH_NAMING:
         return loss.phrase.format(loss.share(loser))
+    causes = []
     running, best = _num_running(loser), _num_running(winner)
-    queue_share = _queue_share(loser)
-    queued = queue_share >= _WORTH_NAMING
-    if running < 0.9 * best:
-        few = f"had {running:.3g} requests running on average against {best:.3g}"
-        return f"{few}, and kept requests queued for {queue_share:.0%} of their latency" if queued else few
     stall_ms, shortest_ms = _longest_stall_ms(loser), _longest_stall_ms(winner)
-    if stall_ms > 2 * shortest_ms:
-        return f"let running answers stall for up to {stall_ms:,.0f} ms, against {shortest_ms:,.0f} ms"
-    if queued:
-        return f"kept requests queued for {queue_share:.0%} of their latency"
-    return f"is limited by {loser['limits']['verdict']}"
+    if running < 0.9 * best:
+        causes.append(f"had {running:.3g} requests running on average against {best:.3g}")
+    if _queue_share(loser) - _queue_share(winner) >= _WORTH_NAMING:
+        causes.append(f"kept requests queued for {_queue_share(loser):.0%} of their latency{_what_for(loser)}")
+    if running >= 0.9 * best and stall_ms > 2 * shortest_ms:
+        causes.append(f"let running answers stall for up to {stall_ms:,.0f} ms, against {shortest_ms:,.0f} ms")
+    return ", and ".join(causes) or f"is limited by {loser['limits']['verdict']}"
+
+
+def _what_for(loser: Summary) -> str:
+    """What its queue waited for most of the time that it waited, in words; empty if that was no single thing."""
+    shares = {name: float(loser["limits"]["shares"][name]) for name in _QUEUED_FOR}
+    longest = max(shares, key=lambda name: shares[name])
+    return f", mostly for {_QUEUED_FOR[longest]}" if 2 * shares[longest] > sum(shares.values()) else ""
 
 
 def _num_running(summary: Summary) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -53,10 +53,24 @@ class EngineLimits:
     """Blocks of the pool, counting a null block where the policy has one."""
 
 
+class About(NamedTuple):
+    """What users are told of a policy, a line each."""
+
+    batching: str = ""
+    """What it does."""
+    copies: str = ""
+    """The engine and versions, or the paper, whose decisions it takes."""
+    proof: str = ""
+    """What shows that it takes them."""
+    note: str = ""
+    """What else one must know to use it."""
+
+
 class Policy(ABC):
     """Decides each iteration. One instance serves one engine for one run."""
 
     Options: ClassVar[type[EngineOptions]]
+    about: ClassVar[About] = About()
     max_in_flight: int = 1
     """Batches that may be planned before the oldest one's results are processed."""
     follows_arrival_order: ClassVar[bool] = True

@@ -13,11 +13,11 @@ what Kwon et al. 2023 (PagedAttention) call Orca (Max).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.base import About
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
 from sim.step import BlockedBy, Finished, Step
@@ -32,13 +32,13 @@ class OrcaOptions(WholePromptOptions):
 class Orca(WholePromptPolicy):
     """Algorithm 1: the waiting queue holds its pool's INITIATION requests, the running batch the others."""
 
-    Options: ClassVar[type[EngineOptions]] = OrcaOptions
-
-    @classmethod
-    def build(cls, options: EngineOptions, limits: EngineLimits) -> Orca:
-        """A fresh policy."""
-        assert isinstance(options, OrcaOptions)
-        return cls(options, limits)
+    Options = OrcaOptions
+    about = About(
+        batching="iteration-level batching: requests join and leave at every step, prompts run whole",
+        copies="Orca (Yu et al. 2022), Algorithm 1, with one worker",
+        proof="whole logs worked out by hand from the paper, not logs of the real system",
+        note="KV is reserved for the longest answer, so nobody is preempted",
+    )
 
     def cancel(self, request: Request) -> bool:
         """Drop the request wherever it is: always possible."""

@@ -20,8 +20,8 @@ from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT
-from sim.policies.base import EngineLimits, EngineOptions
-from sim.policies.vllm_v1_config import V1Config, VllmV1Options
+from sim.policies.base import About, EngineLimits, EngineOptions
+from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
@@ -33,6 +33,15 @@ Chunks = list[tuple[Request, int]]
 
 class VllmV1(VllmV1Reference):
     """The V1 scheduler, O(changes) per step."""
+
+    about = About(
+        batching="continuous batching: running requests first, then new prompts in chunks, up to a token budget",
+        copies=f"vLLM's V1 scheduler, {OLDEST} to {NEWEST} (vllm_version)",
+        proof=f"its steps equal logs of the real scheduler of {NEWEST} (servesim conformance replays them); what older "
+        "versions did otherwise is taken from their sources",
+        note="the fast planner covers FCFS, sync and async, with and without prefix caching; priority and pipeline "
+        "stages run on the plain reference planner; speculative decoding is not offered in scenarios",
+    )
 
     def __init__(self, config: V1Config) -> None:
         if not is_covered(config):

@@ -69,6 +69,9 @@ VERSIONS: dict[tuple[int, int, int], VersionRules] = {
 }
 """Newest first. A version that lies between two rows behaves as the older of them."""
 
+NEWEST, *_, OLDEST = (".".join(map(str, row)) for row in VERSIONS)
+"""The ends of VERSIONS, as a scenario names them."""
+
 
 def rules_for(version: str, place: str = "engine.vllm_version") -> tuple[VersionRules, str]:
     """The rules of a version such as `"0.19"`, and the row of VERSIONS that they were taken from.
@@ -90,7 +93,7 @@ class VllmV1Options(EngineOptions):
     """Scheduler options of `vllm serve`, under their own names and with its defaults."""
 
     policy: Literal["vllm-v1"] = Field(description="vLLM's V1 scheduler")
-    vllm_version: str = Field(default="0.33.0", description="version whose behaviour is copied")
+    vllm_version: str = Field(default=NEWEST, description="version whose behaviour is copied")
     max_num_seqs: Count = Field(default=256, description="requests that may run at once")
     max_num_active_seqs: Count | None = Field(
         default=None, description="requests that admission fills up to; default: max_num_seqs"

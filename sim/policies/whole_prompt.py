@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -35,6 +36,8 @@ class WholePromptOptions(EngineOptions):
 class WholePromptPolicy(Policy):
     """The queue, the decodes and the KV; subclasses admit, and release what ends."""
 
+    Options: ClassVar[type[WholePromptOptions]]
+
     def __init__(self, options: WholePromptOptions, limits: EngineLimits) -> None:
         self._max_batch_size = options.max_batch_size
         self._max_model_len = limits.max_model_len
@@ -47,6 +50,12 @@ class WholePromptPolicy(Policy):
         """Those of the running batch whose first decode is in the next step."""
         self._is_decoding = False
         """Whether the step in flight decodes: the running batch has then ticked ahead of its results."""
+
+    @classmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
+        """A fresh policy."""
+        assert isinstance(options, cls.Options)
+        return cls(options, limits)
 
     def never_fits(self, request: Request) -> str | None:
         """A prompt that leaves no room for an answer, or a reservation larger than the pool."""

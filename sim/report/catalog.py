@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from sim.gpu import gpus
@@ -45,11 +44,23 @@ def gpu_rows() -> list[dict[str, Any]]:
 
 
 def policy_rows() -> list[dict[str, Any]]:
-    """One row per policy: what it is, and the options that it has beyond those of every engine."""
-    rows = []
-    for name in POLICIES:
-        policy = POLICIES.load(name)
-        own = [option for option in policy.Options.model_fields if option not in EngineOptions.model_fields]
-        summary = (inspect.getdoc(inspect.getmodule(policy)) or "").partition("\n")[0].rstrip(".")
-        rows.append({"policy": name, "what": summary, "options": ", ".join(own)})
-    return rows
+    """One row per policy: what it says of itself, and the options that it has beyond those of every engine."""
+    policies = {name: POLICIES.load(name) for name in POLICIES}
+    return [
+        {"policy": name, **policy.about._asdict(), "options": _option_rows(policy.Options, beyond=EngineOptions)}
+        for name, policy in policies.items()
+    ]
+
+
+def engine_option_rows() -> list[dict[str, Any]]:
+    """One row per option that every policy has."""
+    return [row for row in _option_rows(EngineOptions) if row["option"] != "policy"]
+
+
+def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | None = None) -> list[dict[str, Any]]:
+    known = beyond.model_fields if beyond else ()
+    return [
+        {"option": name, "default": field.default, "meaning": field.description}
+        for name, field in options.model_fields.items()
+        if name not in known
+    ]

@@ -37,7 +37,7 @@ def number(value: Any, digits: int = 4) -> str:
     if value is None:
         return "–"
     if isinstance(value, (bool, str)):
-        return str(value)
+        return str(value) if isinstance(value, str) else str(value).lower()
     if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     if 0 < abs(value) < 10**-digits:
@@ -55,6 +55,18 @@ def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         table.add_row(*(number(value, 6) for value in row.values()))
     return table
+
+
+def policies_report(
+    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
+) -> Iterator[RenderableType]:
+    """What each policy does, whom it copies and how far to trust that; then its options."""
+    for row in policies:
+        yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
+        yield facts_table("", [(key, row[key]) for key in ("copies", "proof", "note")])
+        yield rows_table("", row["options"])
+        yield ""
+    yield rows_table("options of every policy", engine_options)
 
 
 def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
@@ -147,7 +159,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     """What qualifies the figures above."""
     window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
-    yield f"measured: {window['description']}"
+    yield window["description"]
     for term in summary["slo"]:
         verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
         yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"

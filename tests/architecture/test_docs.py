@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.cli import app
+
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,8 +25,23 @@ def test_every_module_has_its_line():
 
 @documents
 def test_paths_in_it_exist(path: Path):
-    named = re.findall(r"`((?:sim|calibration|scenarios|docs|benchmarks|notebooks)/[^`\s]*)`", path.read_text("utf-8"))
+    named = re.findall(
+        r"`((?:sim|calibration|scenarios|docs|tests|benchmarks|notebooks)/[^`\s]*)`", path.read_text("utf-8")
+    )
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_command_is_named_in_it(path: Path):
+    text = path.read_text("utf-8")
+    commands = {str(command.callback.__name__) for command in app.registered_commands if command.callback}
+    assert {name for name in commands if not re.search(rf"`{name}`|servesim {name}\b", text)} == set()
+
+
+def test_every_folder_of_tests_has_its_row():
+    folders = {f"tests/{path.name}/" for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
+    rows = re.findall(r"^\| `(tests/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    assert set(rows) == folders
 
 
 @documents

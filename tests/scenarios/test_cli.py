@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_run_prints_a_summary_that_ends_with_the_limit(scenario: Path):
     assert "\x1b" not in done.stdout
 
 
+def test_a_stopped_run_says_where_and_how_many_were_left(scenario: Path):
+    done = servesim("run", scenario, "--set", "run.duration_s=1", "--set", "run.drain=false")
+    note = " ".join(done.stdout.partition("note: ")[2].partition("note: ")[0].split())
+    stop = r"the run was stopped at 1.000 s with [1-9]\d* requests unfinished"
+    assert re.fullmatch(rf"\d+ requests measured, from \d.\d+ s to 1.000 s; {stop}", note)
+
+
 def test_run_writes_a_folder_that_names_everything(scenario: Path, tmp_path: Path):
     out = tmp_path / "new" / "out"
     done = servesim("run", scenario, "--out", out)
@@ -70,6 +78,13 @@ def test_run_writes_a_folder_that_names_everything(scenario: Path, tmp_path: Pat
     assert sorted(wrote[0].removeprefix(f"wrote {out}: ").split(", ")) == names
     again = servesim("run", out / "scenario.yaml", "--json")
     assert json.loads(again.stdout)["metrics"] == json.loads((out / "summary.json").read_text())["metrics"]
+
+
+def test_plot_says_when_there_is_nothing_to_draw(scenario: Path, tmp_path: Path):
+    out, nobody = tmp_path / "out", ["--set", "engine.max_model_len=2", "--set", "run.oversized=reject"]
+    assert servesim("run", scenario, "--out", out, *nobody).returncode == 0
+    done = servesim("plot", out)
+    assert (done.returncode, done.stdout) == (0, f"nothing to draw: in the run in {out} nothing was computed\n")
 
 
 def test_json_is_all_that_json_prints(scenario: Path, tmp_path: Path):
@@ -163,6 +178,8 @@ def test_help_loads_nothing_that_it_does_not_need():
             ["run", "{}", "--out", "pyproject.toml"],
             "error: --out pyproject.toml: cannot be made a folder: File exists.",
         ),
+        (["run", "{}", "--out", ""], "error: --out '': names no folder. For the current one write --out . (a dot)."),
+        (["compare", "{}", "--out", ""], "error: --out '': names no folder."),
         (["compare", "{}", "--set", "compare=null"], "has nothing to compare."),
     ],
 )

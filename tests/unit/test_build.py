@@ -48,6 +48,14 @@ def test_a_run_is_the_same_twice():
         assert one.to_frame(table).equals(two.to_frame(table))
 
 
+def test_time_without_anybody_waiting_is_the_clients_only_where_all_classes_are_closed_loops():
+    loop = {"kind": "closed_loop", "num_clients": 1, "think_time_s": 0.1}
+    closed = BASE["traffic"][0] | {"name": "loop", "arrivals": loop, "num_requests": 5}
+    assert run(BASE | {"traffic": [closed]}).limits.verdict.startswith("the client: it sends its next request after")
+    mixed = run(BASE | {"traffic": [*BASE["traffic"], closed]})
+    assert mixed.limits.verdict.startswith("the arrivals (nothing binds): nobody was kept waiting")
+
+
 def test_oversized_requests_stop_the_run_or_are_rejected():
     data = with_engine(max_model_len=400)
     assert error_of(data) == (

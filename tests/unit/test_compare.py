@@ -91,10 +91,35 @@ def test_every_variant_has_a_folder_of_its_own():
     ]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": 100},
+        {"priority": 1},
+        {"cancel": {"kind": "after_time", "after_s": 0.01}},
+        {"cancel": {"kind": "after_tokens", "tokens": 2}},
+        {"prompt_tokens": 8, "prefix": {"groups": 1, "tokens": 8}},
+    ],
+)
+def test_whatever_makes_the_requests_differ_is_noticed(change: dict):
+    changed = BASE | {"traffic": [BASE["traffic"][0] | change], "compare": {}}
+    one, other = (parse_scenario(data, place=place) for data, place in ((BASE | {"compare": {}}, "a"), (changed, "b")))
+    assert not compare(one, other).has_same_traffic
+    drawn_again = parse_scenario(changed | {"name": "again"}, place="c", folder="elsewhere")
+    assert compare(other, drawn_again).has_same_traffic
+
+
+def test_how_clients_limit_themselves_leaves_the_requests_alike():
+    limited = {"limited": {"traffic": {"job": {"max_connections": 2}}}}
+    assert compare(parse_scenario(BASE | {"compare": limited})).has_same_traffic
+
+
 def summary(**changes: object) -> dict:
     values = {"tokens": 100.0, "good": None, "e2e": 1000.0, "queue": 0.0, "running": 8.0, "busy": 1.0, "padding": 0.0}
+    values["answers"] = 1.0
     values |= {
         "finished_slots": 0.0,
+        "slots": 0.0,
         "kv": 0.0,
         "admission": 0.0,
         "unused": 0.0,
@@ -102,7 +127,11 @@ def summary(**changes: object) -> dict:
         "stall": 9.0,
     } | changes
     return {
-        "throughput": {"goodput_requests_per_s": values["good"], "output_tokens_per_s": values["tokens"]},
+        "throughput": {
+            "requests_per_s": values["answers"],
+            "goodput_requests_per_s": values["good"],
+            "output_tokens_per_s": values["tokens"],
+        },
         "metrics": {
             "e2e_ms": {"mean": values["e2e"]},
             "queue_ms": {"mean": values["queue"]},
@@ -116,7 +145,10 @@ def summary(**changes: object) -> dict:
         },
         "kv": {"recomputed_tokens": values["recomputed"], "reserved_unused_share": values["unused"]},
         "waste": {"finished_slot_share": values["finished_slots"], "padding_share": values["padding"]},
-        "limits": {"shares": {"kv": values["kv"], "admission": values["admission"]}, "verdict": "compute: ..."},
+        "limits": {
+            "shares": {"budget": 0.0} | {name: values[name] for name in ("slots", "kv", "admission")},
+            "verdict": "compute: ...",
+        },
     }
 
 
@@ -139,8 +171,18 @@ def summary(**changes: object) -> dict:
             {"running": 4.0, "queue": 500.0},
             "had 4 requests running on average against 8, and kept requests queued for 50% of their latency",
         ),
-        ({"queue": 500.0, "stall": 900.0}, "let running answers stall for up to 900 ms, against 9 ms"),
+        ({"stall": 900.0}, "let running answers stall for up to 900 ms, against 9 ms"),
+        (
+            {"queue": 500.0, "stall": 900.0},
+            "kept requests queued for 50% of their latency, and let running answers stall for up to 900 ms, "
+            "against 9 ms",
+        ),
         ({"queue": 500.0}, "kept requests queued for 50% of their latency"),
+        (
+            {"queue": 500.0, "slots": 0.6, "admission": 0.2},
+            "kept requests queued for 50% of their latency, mostly for a place in the batch",
+        ),
+        ({"queue": 500.0, "slots": 0.2, "kv": 0.2, "admission": 0.1}, "kept requests queued for 50% of their latency"),
         ({}, "is limited by compute: ..."),
     ],
 )
@@ -156,6 +198,30 @@ def test_goodput_decides_before_output_and_output_before_latency():
     assert verdict(level) == (
         "a wins (level with c): its mean end-to-end latency is 2 times shorter than that of b, "
         "because b is limited by compute: ...."
+    )
+
+
+def test_no_ratio_is_made_of_a_goodput_near_none():
+    runs = {"a": summary(good=1.0), "b": summary(good=0.009), "c": summary(good=0.5, queue=500.0)}
+    compute = "is limited by compute: ..."
+    assert verdict(runs) == (
+        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b "
+        f"meet the SLO, because b {compute}; c kept requests queued for 50% of their latency."
+    )
+    more = runs | {"d": summary(good=0.0), "e": summary(good=0.001)}
+    assert verdict(more).startswith(
+        "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b "
+        "and e meet the SLO and d had no request within the SLO, because d "
+    )
+    low = {"a": summary(good=0.009), "b": summary(good=0.003)}
+    assert verdict(low).startswith("a wins: its requests within the SLO per second are 3 times those of b, because")
+
+
+def test_the_runner_up_is_explained_beside_the_first_run():
+    runs = {"a": summary(padding=0.5), "b": summary(tokens=300.0), "c": summary(tokens=200.0, running=4.0)}
+    assert verdict(runs) == (
+        "b wins: its output tokens per second are 1.5 times those of c, 3 times a, because a computed 50% of its "
+        "tokens as padding, for nobody; c had 4 requests running on average against 8."
     )
 
 

@@ -127,6 +127,21 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
             "traffic[0].cancel.kind: unknown kind 'after'; known: after_time, after_tokens, deadline. "
             "Did you mean 'after_time'?",
         ),
+        (
+            "traffic.0.cancel",
+            {"after_s": 1},
+            "traffic[0].cancel: 'kind' is missing; known: after_time, after_tokens, deadline.",
+        ),
+        (
+            "traffic.0.cancel",
+            {"kind": "after_time", "after_s": {"mean_s": 1}},
+            "traffic[0].cancel.after_s: 'kind' is missing; known: constant, exponential, uniform.",
+        ),
+        (
+            "traffic.0.cancel",
+            {"kind": "after_tokens", "tokens": 3, "tokenss": 3},
+            "traffic[0].cancel.tokenss: unknown key; known: kind, probability, tokens. Did you mean 'tokens'?",
+        ),
         ("traffic", [], "traffic: expected a list of at least 1, got a list of 0 (the request classes)."),
         ("traffic", {}, "traffic: expected a list, got a mapping of 0 (the request classes)."),
         ("slo", {"p99_tft_ms": 4}, f"slo: unknown term 'p99_tft_ms'; {SLO_TERMS}. Did you mean 'p99_ttft_ms'?"),
@@ -259,6 +274,39 @@ def test_an_override_that_hits_nothing_names_its_place(tmp_path: Path):
     with pytest.raises(ScenarioError) as caught:
         load_scenario(path, ["traffic[5].priority=1"])
     assert str(caught.value) == f"{path}: traffic.5: no such entry; known: chat, 0."
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.max_num_seq=null", "engine.max_num_seq: unknown key. Did you mean 'max_num_seqs'?"),
+        ("traffic.chat.arrivals.rate=null", "traffic[0].arrivals.rate: unknown key; known: kind, rate_per_s."),
+        ("run.warmup=null", "run.warmup: unknown key; known: num_requests, duration_s, warmup_s, drain, cut_drain, "),
+        ("engin.policy=null", "engin: unknown key; known: name, seed, model, hardware, engine, cost, "),
+        ("slo.p99_ttft_ms=null", "slo.p99_ttft_ms: no such key to take back."),
+    ],
+)
+def test_a_null_for_what_is_no_key_is_refused(tmp_path: Path, override: str, message: str):
+    path = tmp_path / "chat.yaml"
+    path.write_text(YAML)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path, [override])
+    assert str(caught.value).startswith(f"{path}: {message}")
+    key, _, _ = override.partition("=")
+    *parents, last = key.split(".")
+    overlay: object = {last: None}
+    for parent in reversed(parents):
+        overlay = {parent: overlay}
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(BASE | {"compare": {"typo": overlay}}, place="x.yaml")
+    assert str(caught.value).startswith(f"x.yaml: compare.typo: {message}")
+
+
+def test_a_null_for_a_key_that_is_not_given_changes_nothing(tmp_path: Path):
+    path = tmp_path / "chat.yaml"
+    path.write_text(YAML)
+    same = load_scenario(path, ["engine.block_size=null", "run.warmup_s=null", "compare=null"])
+    assert same == load_scenario(path)
 
 
 def test_quantiles_and_variants_may_be_called_by_numbers(tmp_path: Path):

@@ -248,6 +248,10 @@ def test_unfinished_requests_are_counted_and_flagged(world):
     }
     assert summary["slo"][0]["met"]
     assert summary["slo"][0]["is_censored"]
+    assert summary["window"]["drain"] == "stopped"
+    assert summary["window"]["description"] == (
+        "4 requests measured, from 0.000 s to 0.020 s; the run was stopped at 0.020 s with 2 requests unfinished"
+    )
 
 
 def test_a_client_that_left_saw_its_first_token_but_no_answer(world):
