@@ -8,6 +8,7 @@ value; an exception means a bug.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -41,6 +42,10 @@ class EngineOptions(Options):
     abort_on_disconnect: bool = Field(
         default=True, description="free a request's KV when its client leaves; false: compute it to its end"
     )
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the results should know about how these options were understood."""
+        yield from ()
 
 
 @dataclass(frozen=True)

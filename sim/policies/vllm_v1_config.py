@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from sim.errors import ScenarioError
 from sim.options import Count, CountOrZero, Share
@@ -89,6 +91,28 @@ def rules_for(version: str, place: str = "engine.vllm_version") -> tuple[Version
     raise ScenarioError(place, f"{version!r} is older than any version that was looked up", valid=f"known: {rows}")
 
 
+NOT_MODELLED = {
+    "speculative_config": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "num_speculative_tokens": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "num_lookahead_slots": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "kv_transfer_config": "prefill and decode run in one engine",
+    "kv_connector": "prefill and decode run in one engine",
+    "data_parallel_size": "one engine is simulated, without ranks in lockstep",
+    "enable_lora": "requests have no adapters",
+    "max_loras": "requests have no adapters",
+    "max_num_queued_reqs": "nothing is refused for the length of the queue",
+    "max_num_queued_tokens": "nothing is refused for the length of the queue",
+    "scheduler_cls": "the scheduler is vLLM's own; name another policy instead",
+    "max_num_partial_prefills": "vLLM's V1 scheduler never used it, and 0.30 dropped it",
+    "max_long_partial_prefills": "vLLM's V1 scheduler never used it, and 0.30 dropped it",
+    "swap_space": "the V1 scheduler recomputes and never swaps",
+    "preemption_mode": "the V1 scheduler recomputes and never swaps",
+    "num_scheduler_steps": "multi-step scheduling belongs to V0",
+    "scheduler_delay_factor": "it belongs to V0",
+}
+"""Options of `vllm serve` that would change decisions and have no meaning here, with the reason."""
+
+
 class VllmV1Options(EngineOptions):
     """Scheduler options of `vllm serve`, under their own names and with its defaults."""
 
@@ -122,6 +146,23 @@ class VllmV1Options(EngineOptions):
         default=None, description="plan a step before the last one's results are in; default: the version's own"
     )
     pipeline_parallel_size: Count = Field(default=1, description="pipeline stages")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_not_modelled(cls, given: Any) -> Any:
+        for option, reason in NOT_MODELLED.items():
+            if isinstance(given, Mapping) and option in given:
+                raise PydanticCustomError(
+                    "not_modelled",
+                    "{found}; {valid}",
+                    {"found": f"vLLM's option {option!r} is not modelled", "valid": reason},
+                )
+        return given
+
+    def notes(self) -> Iterator[str]:
+        _, row = rules_for(self.vllm_version)
+        if row != self.vllm_version.removeprefix("v"):
+            yield f"vLLM {self.vllm_version} is simulated by the rules of {row}, the newest version looked up up to it"
 
 
 @dataclass(frozen=True)
