@@ -84,7 +84,7 @@ class Window(NamedTuple):
         window, pairs, kv_tokens = self.num_tokens, 0, 0
         for num_tokens, context in prefills:
             # the first queries still see everything before them
-            num_growing = min(max(window - context - 1, 0), num_tokens)
+            num_growing = min(max(window - context, 0), num_tokens)
             pairs += num_growing * (2 * context + num_growing + 1) // 2 + (num_tokens - num_growing) * window
             kv_tokens += min(context, window - 1) + num_tokens
         return max(pairs * self.pair_ns, kv_tokens * self.kv_token_ns)
@@ -92,7 +92,7 @@ class Window(NamedTuple):
     def sides(self, steps: StepArrays) -> list[tuple[Times, Times]]:
         """Compute and memory times of prefills and of decodes for many iterations, ns."""
         window, num_tokens, context = self.num_tokens, steps.prefill_num_tokens, steps.prefill_context
-        num_growing = np.minimum(np.maximum(window - context - 1, 0), num_tokens)
+        num_growing = np.minimum(np.maximum(window - context, 0), num_tokens)
         chunk_pairs = num_growing * (2 * context + num_growing + 1) // 2 + (num_tokens - num_growing) * window
         pairs, kv_tokens = (np.zeros(len(steps.num_decode), dtype=np.int64) for _ in range(2))
         np.add.at(pairs, steps.prefill_iteration, chunk_pairs)

@@ -232,8 +232,8 @@ def _max_model_len(model: Model, options: EngineOptions, place: str) -> int:
     if window is not None and longest > window and model.num_sliding_layers == model.num_hidden_layers:
         raise ScenarioError(
             f"{place}.max_model_len",
-            f"every layer of {model.name} attends to the last {window} tokens only, and KV that is freed behind "
-            f"a window is not modelled, so contexts of {longest} are not",
+            f"{longest} is more than the window that every layer of {model.name} attends to, and freeing the KV "
+            "behind a window is not modelled",
             valid=f"at most {window}",
         )
     return longest

@@ -148,8 +148,8 @@ def test_contexts_beyond_a_window_of_all_layers_are_refused():
     model = load_model("mistral-7b-v0.1")
     assert derive("h100-sxm", model, max_model_len=4096).max_model_len == 4096
     message = (
-        "engine.max_model_len: every layer of mistral-7b-v0.1 attends to the last 4096 tokens only, and KV that is "
-        "freed behind a window is not modelled, so contexts of {} are not; at most 4096."
+        "engine.max_model_len: {} is more than the window that every layer of mistral-7b-v0.1 attends to, and freeing "
+        "the KV behind a window is not modelled; at most 4096."
     )
     assert error_of(gpu="h100-sxm", model=model, max_model_len=4097) == message.format(4097)
     assert error_of(gpu="h100-sxm", model=model, num_gpu_blocks=99) == message.format(32768)
