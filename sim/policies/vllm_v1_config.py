@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from sim.errors import ScenarioError
+from sim.gpu import Gpu
 from sim.options import Count, CountOrZero, Share
 from sim.policies.base import EngineLimits, EngineOptions
 
@@ -91,6 +92,23 @@ def rules_for(version: str, place: str = "engine.vllm_version") -> tuple[Version
     raise ScenarioError(place, f"{version!r} is older than any version that was looked up", valid=f"known: {rows}")
 
 
+DEFAULT_TOKENS, DEFAULT_SEQS = 2048, 128
+"""What vLLM's `SchedulerConfig` says by itself, where no GPU is known."""
+
+
+def server_defaults(gpu: Gpu) -> tuple[int, int]:
+    """vLLM's own `(max_num_batched_tokens, max_num_seqs)` of an API server on a GPU when the user sets neither.
+
+    Source: vLLM 0.33.0 `engine/arg_utils.py`; the class of 160 GiB and more came between 0.26 and 0.30.
+    """
+    gib = gpu.memory_bytes / 2**30
+    if gib >= 160:
+        return 16384, 1024
+    if gib >= 70 and "a100" not in gpu.name:
+        return 8192, 1024
+    return 2048, 256
+
+
 NOT_MODELLED = {
     "speculative_config": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
     "num_speculative_tokens": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
@@ -118,11 +136,13 @@ class VllmV1Options(EngineOptions):
 
     policy: Literal["vllm-v1"] = Field(description="vLLM's V1 scheduler")
     vllm_version: str = Field(default=NEWEST, description="version whose behaviour is copied")
-    max_num_seqs: Count = Field(default=256, description="requests that may run at once")
+    max_num_seqs: Count | None = Field(default=None, description="requests that may run at once")
+    """Default: that of vLLM's API server on the GPU at hand."""
     max_num_active_seqs: Count | None = Field(
         default=None, description="requests that admission fills up to; default: max_num_seqs"
     )
-    max_num_batched_tokens: Count = Field(default=2048, description="token budget of a step")
+    max_num_batched_tokens: Count | None = Field(default=None, description="token budget of a step")
+    """Default: that of vLLM's API server on the GPU at hand."""
     max_num_scheduled_tokens: Count | None = Field(
         default=None, description="smaller budget for the scheduler alone; default: max_num_batched_tokens"
     )
@@ -158,6 +178,17 @@ class VllmV1Options(EngineOptions):
                     {"found": f"vLLM's option {option!r} is not modelled", "valid": reason},
                 )
         return given
+
+    def on_gpu(self, gpu: Gpu) -> Self:
+        default_tokens, default_seqs = server_defaults(gpu)
+        if not self.enable_chunked_prefill and self.max_model_len is not None:
+            default_tokens = max(default_tokens, self.max_model_len)
+        num_tokens = self.max_num_batched_tokens or default_tokens
+        num_seqs = self.max_num_seqs or min(default_seqs, num_tokens)
+        return self.model_copy(update={"max_num_batched_tokens": num_tokens, "max_num_seqs": num_seqs})
+
+    def largest_pass(self, longest: int) -> tuple[int, int]:
+        return self.max_num_batched_tokens or DEFAULT_TOKENS, self.max_num_seqs or DEFAULT_SEQS
 
     def notes(self) -> Iterator[str]:
         _, row = rules_for(self.vllm_version)
@@ -229,9 +260,9 @@ class V1Config:
             num_gpu_blocks=limits.num_gpu_blocks,
             block_size=limits.block_size,
             max_model_len=limits.max_model_len,
-            max_num_seqs=options.max_num_seqs,
+            max_num_seqs=options.max_num_seqs or DEFAULT_SEQS,
             max_num_active_seqs=options.max_num_active_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_batched_tokens=options.max_num_batched_tokens or DEFAULT_TOKENS,
             max_num_scheduled_tokens=options.max_num_scheduled_tokens,
             policy=options.scheduling_policy,
             enable_prefix_caching=options.enable_prefix_caching,

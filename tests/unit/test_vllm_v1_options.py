@@ -3,6 +3,7 @@
 import pytest
 
 from sim.errors import ScenarioError
+from sim.gpu import load_gpu
 from sim.policies.base import EngineLimits
 from sim.policies.vllm_v1 import VllmV1
 from sim.policies.vllm_v1_config import NOT_MODELLED, VERSIONS, V1Config, VllmV1Options, rules_for
@@ -19,8 +20,26 @@ SCENARIO = {
 }
 
 
-def options(**fields):
-    return VllmV1Options(policy="vllm-v1", **fields)
+def options(gpu="h100-sxm", **fields):
+    return VllmV1Options(policy="vllm-v1", **fields).on_gpu(load_gpu(gpu))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fields", "tokens", "seqs"),
+    [
+        ("h100-sxm", {}, 8192, 1024),
+        ("h200-sxm", {}, 8192, 1024),
+        ("b200", {}, 16384, 1024),
+        ("a100-sxm-80gb", {}, 2048, 256),
+        ("rtx-4090", {}, 2048, 256),
+        ("h100-sxm", {"max_num_batched_tokens": 512}, 512, 512),
+        ("h100-sxm", {"max_num_seqs": 7}, 8192, 7),
+        ("l4", {"enable_chunked_prefill": False, "max_model_len": 9000}, 9000, 256),
+    ],
+)
+def test_a_server_takes_its_defaults_from_the_gpu(gpu, fields, tokens, seqs):
+    config = V1Config.resolve(options(gpu, **fields), LIMITS)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
 
 
 @pytest.mark.parametrize(
