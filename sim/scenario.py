@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_core import PydanticCustomError
 
 from sim.cost.base import COST_MODELS, CostOptions
-from sim.errors import ArtifactError, ScenarioError
+from sim.errors import ScenarioError, UserError
 from sim.gpu import load_gpu
 from sim.metrics.slo import parse_slo
 from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
@@ -186,7 +186,7 @@ def parse_scenario(
         raise ScenarioError(
             f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy
         ) from None
-    with suppress(ArtifactError):  # an unknown GPU is reported by whoever needs one
+    with suppress(UserError):  # an unknown GPU is reported by whoever needs one
         engine = scenario.engine.on_gpu(load_gpu(scenario.hardware.gpu))
         scenario = scenario.model_copy(update={"engine": engine})
     scenario._place, scenario._folder = place, Path(folder)

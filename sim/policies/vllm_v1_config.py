@@ -131,8 +131,8 @@ NOT_MODELLED = {
 """Options of `vllm serve` that would change decisions and have no meaning here, with the reason."""
 
 
-class VllmV1Options(EngineOptions):
-    """Scheduler options of `vllm serve`, under their own names and with its defaults."""
+class SchedulerOptions(EngineOptions):
+    """Scheduler options of vLLM, under their own names."""
 
     policy: Literal["vllm-v1"] = Field(description="vLLM's V1 scheduler")
     vllm_version: str = Field(default=NEWEST, description="version whose behaviour is copied")
@@ -167,18 +167,6 @@ class VllmV1Options(EngineOptions):
     )
     pipeline_parallel_size: Count = Field(default=1, description="pipeline stages")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_what_is_not_modelled(cls, given: Any) -> Any:
-        for option, reason in NOT_MODELLED.items():
-            if isinstance(given, Mapping) and option in given:
-                raise PydanticCustomError(
-                    "not_modelled",
-                    "{found}; {valid}",
-                    {"found": f"vLLM's option {option!r} is not modelled", "valid": reason},
-                )
-        return given
-
     def on_gpu(self, gpu: Gpu) -> Self:
         default_tokens, default_seqs = server_defaults(gpu)
         if not self.enable_chunked_prefill and self.max_model_len is not None:
@@ -194,6 +182,22 @@ class VllmV1Options(EngineOptions):
         _, row = rules_for(self.vllm_version)
         if row != self.vllm_version.removeprefix("v"):
             yield f"vLLM {self.vllm_version} is simulated by the rules of {row}, the newest version looked up up to it"
+
+
+class VllmV1Options(SchedulerOptions):
+    """What a scenario may say: options of `vllm serve`. Those that have no model here are refused by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_not_modelled(cls, given: Any) -> Any:
+        for option, reason in NOT_MODELLED.items():
+            if isinstance(given, Mapping) and option in given:
+                raise PydanticCustomError(
+                    "not_modelled",
+                    "{found}; {valid}",
+                    {"found": f"vLLM's option {option!r} is not modelled", "valid": reason},
+                )
+        return given
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ class V1Config:
         return int(self.watermark * self.num_gpu_blocks)
 
     @classmethod
-    def resolve(cls, options: VllmV1Options, limits: EngineLimits) -> V1Config:
+    def resolve(cls, options: SchedulerOptions, limits: EngineLimits) -> V1Config:
         """The configuration that a scenario asks for. Raises ScenarioError for what its version lacks."""
         rules, row = rules_for(options.vllm_version)
         _refuse_unknown_to_version(options, rules, row)
@@ -279,7 +283,7 @@ class V1Config:
         )
 
 
-def _refuse_unknown_to_version(options: VllmV1Options, rules: VersionRules, row: str) -> None:
+def _refuse_unknown_to_version(options: SchedulerOptions, rules: VersionRules, row: str) -> None:
     wanted = {
         "async_scheduling": bool(options.async_scheduling) and not rules.has_async,
         "scheduler_reserve_full_isl": bool(options.scheduler_reserve_full_isl) and not rules.has_reserve_full_isl,
