@@ -89,10 +89,13 @@ class Table:
     def __len__(self) -> int:
         return len(self._rows) // (8 * len(self.columns))
 
-    def to_columns(self) -> dict[str, NDArray[np.int64]]:
-        """Column name -> int64 array, each a copy that the caller owns."""
+    def take_columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name -> int64 array, each the caller's own. The rows are gone afterwards, to save memory."""
         rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(self.columns))
-        return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
+        columns = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
+        del rows
+        self._rows.clear()
+        return columns
 
 
 Columns = dict[str, NDArray[np.int64]]
@@ -225,14 +228,16 @@ class Recorder:
         )
 
     def tables(self) -> Tables:
-        """All rows so far as columns."""
-        requests = self.requests.to_columns()
+        """All rows as columns. Ends the recording: the rows themselves are given up."""
+        requests = self.requests.take_columns()
         order = np.argsort(requests["request"], kind="stable")
+        for name, values in requests.items():
+            requests[name] = values[order]
         return Tables(
-            iterations=self.iterations.to_columns(),
-            chunks=self.chunks.to_columns(),
-            requests={name: values[order] for name, values in requests.items()},
-            segments=self.segments.to_columns(),
+            iterations=self.iterations.take_columns(),
+            chunks=self.chunks.take_columns(),
+            requests=requests,
+            segments=self.segments.take_columns(),
         )
 
     def record_preemptions(self, step: Step) -> None:
