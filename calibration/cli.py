@@ -26,23 +26,38 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing els
 
 @app.command("import")
 def import_(
-    kind: Annotated[str, typer.Argument(help="whose measurements: llmservingsim")],
+    kind: Annotated[str, typer.Argument(help="whose measurements: llmservingsim or aiconfigurator")],
     path: Annotated[Path, typer.Argument(help="folder of the profile")],
     out: Annotated[Path, typer.Option("--out", help="the artifact to write (JSON)")],
     tensor_parallel: TensorParallel = None,
     model: Model = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="aiconfigurator: first part of the files' names")] = "h100_sxm",
     link_gb_per_s: Annotated[
-        float | None, typer.Option(min=0.001, help="rate of the link between GPUs, which no profile has timed")
+        float | None, typer.Option(min=0.001, help="llmservingsim: rate of the link between GPUs, which was not timed")
     ] = None,
     link_latency_us: Annotated[float, typer.Option(min=0, help="latency of that link")] = 0.0,
+    host_us: Annotated[float | None, typer.Option(min=0, help="time of the host before every iteration")] = None,
+    host_us_per_request: Annotated[float, typer.Option(min=0, help="the same for each request in it")] = 0.0,
+    host_from: Annotated[Path | None, typer.Option(help="take both from a table of Vidur's CPU overheads")] = None,
 ) -> None:
     """Turn published measurements into a cost artifact."""
-    from calibration.importers.llmservingsim import Link, import_profile
+    from calibration.host import fit_vidur_overheads, with_host
+    from calibration.importers import aiconfigurator, llmservingsim
 
-    if kind != "llmservingsim":
-        raise ArtifactError("KIND", f"unknown importer {kind!r}", valid="known: llmservingsim")
-    link = None if link_gb_per_s is None else Link(link_gb_per_s * 1e3, link_latency_us)
-    artifact = import_profile(path, tensor_parallel or 1, model, link)
+    degree = tensor_parallel or 1
+    if kind == "llmservingsim":
+        link = None if link_gb_per_s is None else llmservingsim.Link(link_gb_per_s * 1e3, link_latency_us)
+        artifact = llmservingsim.import_profile(path, degree, model, link)
+    elif kind == "aiconfigurator":
+        if model is None:
+            raise ArtifactError("--model", "is missing", valid="expected a bundled name or a config.json")
+        artifact = aiconfigurator.import_tables(path, model, gpu, degree)
+    else:
+        raise ArtifactError("KIND", f"unknown importer {kind!r}", valid="known: llmservingsim, aiconfigurator")
+    if host_from is not None:
+        host_us, host_us_per_request = fit_vidur_overheads(host_from, degree)
+    if host_us is not None:
+        artifact = with_host(artifact, host_us, host_us_per_request)
     artifact.write(out)
     typer.echo(f"wrote {out}: {len(artifact.terms)} terms of {artifact.model} on {artifact.hardware}")
     typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
@@ -73,6 +88,8 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
+    if artifact.host_us or artifact.host_us_per_request:
+        typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
     typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
 
 

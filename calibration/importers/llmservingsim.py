@@ -23,6 +23,7 @@ import yaml
 
 from calibration import csv_table
 from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.host import WORK_ON_THE_HOST
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
@@ -71,7 +72,7 @@ def import_profile(
     terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
     terms += _attention(attention, layers, str(folder))
     terms += _skew(folder, tensor_parallel, meta, terms, layers)
-    missing = ["gaps between kernels", "work on the host"]
+    missing = ["gaps between kernels", WORK_ON_THE_HOST]
     if tensor_parallel > 1:
         terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
         missing += [] if link is not None else ["all-reduce between GPUs"]
