@@ -26,8 +26,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing els
 
 @app.command("import")
 def import_(
-    kind: Annotated[str, typer.Argument(help="whose measurements: llmservingsim or aiconfigurator")],
-    path: Annotated[Path, typer.Argument(help="folder of the profile")],
+    kind: Annotated[str, typer.Argument(help="whose measurements: llmservingsim, aiconfigurator or vidur")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="folder of the profile; vidur: the files of mlp, attention and all-reduce")
+    ],
     out: Annotated[Path, typer.Option("--out", help="the artifact to write (JSON)")],
     tensor_parallel: TensorParallel = None,
     model: Model = None,
@@ -42,18 +44,18 @@ def import_(
 ) -> None:
     """Turn published measurements into a cost artifact."""
     from calibration.host import fit_vidur_overheads, with_host
-    from calibration.importers import aiconfigurator, llmservingsim
+    from calibration.importers import aiconfigurator, llmservingsim, vidur
 
     degree = tensor_parallel or 1
+    _check_number_of(paths, kind)
     if kind == "llmservingsim":
         link = None if link_gb_per_s is None else llmservingsim.Link(link_gb_per_s * 1e3, link_latency_us)
-        artifact = llmservingsim.import_profile(path, degree, model, link)
+        artifact = llmservingsim.import_profile(paths[0], degree, model, link)
     elif kind == "aiconfigurator":
-        if model is None:
-            raise ArtifactError("--model", "is missing", valid="expected a bundled name or a config.json")
-        artifact = aiconfigurator.import_tables(path, model, gpu, degree)
+        artifact = aiconfigurator.import_tables(paths[0], _needed(model), gpu, degree)
     else:
-        raise ArtifactError("KIND", f"unknown importer {kind!r}", valid="known: llmservingsim, aiconfigurator")
+        all_reduce = paths[2] if len(paths) > 2 else None
+        artifact = vidur.import_profile(paths[0], paths[1], _needed(model), degree, all_reduce)
     if host_from is not None:
         host_us, host_us_per_request = fit_vidur_overheads(host_from, degree)
     if host_us is not None:
@@ -61,6 +63,21 @@ def import_(
     artifact.write(out)
     typer.echo(f"wrote {out}: {len(artifact.terms)} terms of {artifact.model} on {artifact.hardware}")
     typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
+
+
+def _check_number_of(paths: list[Path], kind: str) -> None:
+    expected = {"llmservingsim": (1, 1), "aiconfigurator": (1, 1), "vidur": (2, 3)}
+    if kind not in expected:
+        raise ArtifactError("KIND", f"unknown importer {kind!r}", valid=f"known: {', '.join(expected)}")
+    least, most = expected[kind]
+    if not least <= len(paths) <= most:
+        raise ArtifactError("PATHS", f"{len(paths)} given", valid=f"{kind} takes {least} to {most}")
+
+
+def _needed(model: str | None) -> str:
+    if model is None:
+        raise ArtifactError("--model", "is missing", valid="expected a bundled name or a config.json")
+    return model
 
 
 @app.command()
@@ -76,7 +93,7 @@ def show(
         return
     versions = ", ".join(f"{name} {version}" for name, version in artifact.versions.items())
     typer.echo(f"{artifact.model} ({artifact.dtype}) on {artifact.tensor_parallel} x {artifact.hardware}")
-    typer.echo(f"measured {artifact.measured_on} with {versions}")
+    typer.echo(f"measured: {artifact.measured_on}; {versions or 'versions not stated'}")
     typer.echo(f"from {artifact.source} ({artifact.licence})")
     typer.echo(f"sha256 {artifact.sha256}")
     for term in artifact.terms:

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from calibration import csv_table
-from calibration.grids import Floats, holdout_error, rising, term, to_grid
+from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
@@ -178,12 +178,7 @@ def _decode(rows: pd.DataFrame, layers: int) -> Term:
         [rows["batch_size"].to_numpy(dtype=float), rows["step"].to_numpy(dtype=float) + 1],
         rows["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
     )
-    for row in table:
-        timed = np.flatnonzero(~np.isnan(row))
-        last, before = timed[-1], timed[-2]
-        slope = (row[last] - row[before]) / (axes[1][last] - axes[1][before])
-        row[last + 1 :] = row[last] + slope * (axes[1][last + 1 :] - axes[1][last])
-        row[: last + 1] = np.interp(axes[1][: last + 1], axes[1][timed], row[timed])
+    table = straight_on(axes[1], table)
     note = "large batches at long contexts were not timed: straight on from the contexts that were"
     return term("decode_attention", "decode_attention", axes, rising(table), layers, note)
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from sim.cost.artifact import AXES, Artifact, Term
 from sim.cost.base import Coverage
-from sim.cost.grids import Floats, Line, along_first_axis, bilinear
+from sim.cost.grids import Floats, Line, along_first_axis, bilinear, multilinear_all
+from sim.cost.standins import Chunks
 from sim.errors import ArtifactError
 from sim.step import StepArrays
 
@@ -56,6 +57,12 @@ class Tables:
         """Attention of one prompt chunk."""
         return bilinear(self.points("prefill_attention"), self._prefill_rows, num_tokens, context)
 
+    def prefill_ns_all(self, num_tokens: Floats, context: Floats) -> Floats:
+        """`prefill_ns` of many."""
+        return multilinear_all(
+            self.points("prefill_attention"), self._values["prefill_attention"], (num_tokens, context)
+        )
+
     def at_batch(self, kind: str, num_decode: int) -> Any:
         """A table whose first axis is the batch, at one batch size, as nested lists; None if it was not measured."""
         if kind not in self._terms:
@@ -77,13 +84,13 @@ class _Worst:
         self.levels = np.where(of, np.maximum(self.levels, level), self.levels).astype(np.int8)
 
 
-def levels(tables: Tables, steps: StepArrays, chunk: Floats, context: Floats, rows: NDArray[np.int64]) -> NDArray[Any]:
+def levels(tables: Tables, steps: StepArrays, chunks: Chunks, rows: NDArray[np.int64]) -> NDArray[np.int8]:
     """The `Coverage` of each iteration: that of its coordinate which lies worst. Shape: one int8 per iteration.
 
-    `chunk` and `context` are the one chunk that stands for the iteration's prompts, `rows` its rows after padding.
+    `rows` are the iterations' rows after padding.
     """
     worst = _Worst(len(rows))
-    decodes, prefills = steps.num_decode > 0, chunk > 0
+    decodes, prefills = steps.num_decode > 0, chunks.num_tokens > 0
     mean = steps.decode_context_sum / np.maximum(steps.num_decode, 1) + 1.0
     for term, _ in tables.lines("tokens"):
         worst.take(term.points[0], rows, rows > 0)
@@ -92,8 +99,8 @@ def levels(tables: Tables, steps: StepArrays, chunk: Floats, context: Floats, ro
     mixed = decodes & prefills if tables.mixed_axes else np.zeros(len(rows), dtype=np.bool_)
     coordinates = {
         "decode_attention": (decodes & ~mixed, (steps.num_decode, mean)),
-        "prefill_attention": (prefills & ~mixed, (chunk, context)),
-        "mixed_attention": (mixed, (steps.num_decode, chunk, context, mean)),
+        "prefill_attention": (prefills & ~mixed, (chunks.chunk, chunks.context)),
+        "mixed_attention": (mixed, (steps.num_decode, chunks.chunk, chunks.context, mean)),
     }
     for kind, (of, values) in coordinates.items():
         for points, value in zip(tables.points(kind), values, strict=False):

@@ -11,9 +11,7 @@ next captured size, as vLLM does.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,8 +21,9 @@ from pydantic import Field
 
 from sim.cost.artifact import Artifact, check_target, read_artifact
 from sim.cost.base import CostModel, CostOptions, Resource, Target, decode_contexts
-from sim.cost.grids import Line, bilinear, trilinear
+from sim.cost.grids import Floats, Line, bilinear, multilinear_all, trilinear
 from sim.cost.measured import Tables, levels
+from sim.cost.standins import Chunks, one_chunk, one_chunks, padded_sizes, two_groups, two_groups_of
 from sim.options import CountOrZero
 from sim.step import StepArrays, StepShape
 
@@ -68,10 +67,10 @@ class Table(CostModel):
         self._step_ns = artifact.step_us * 1e3
         self._host_ns = artifact.host_us * 1e3
         self._host_request_ns = artifact.host_us_per_request * 1e3
-        self._padded = _padded(artifact.cuda_graph_sizes, max_cudagraph_capture_size)
+        padded = padded_sizes(artifact.cuda_graph_sizes, max_cudagraph_capture_size)
         lines = [(line, term.is_communication) for term, line in tables.lines("tokens")]
-        self._tokens = _Listed([line for line, _ in lines], self._padded, self._step_ns)
-        self._communication = _Listed([line for line, between_gpus in lines if between_gpus], self._padded)
+        self._tokens = _Listed([line for line, _ in lines], padded, self._step_ns)
+        self._communication = _Listed([line for line, between_gpus in lines if between_gpus], padded)
         self._sequences = _Listed([line for _, line in tables.lines("sequences")])
         self._memo: dict[int, _Decodes] = {}
 
@@ -118,19 +117,26 @@ class Table(CostModel):
         Attention of decodes is bandwidth, of prompts compute. What unequal contexts add, and what every
         iteration costs, is overhead.
         """
-        parts = np.array([self._parts_ns(shape) for shape in _shapes(steps)]).reshape(-1, 4)
-        return {resource: parts[:, i] for i, resource in enumerate(Resource)}
+        chunks = one_chunks(steps)
+        num_tokens, num_sampled = steps.num_decode + chunks.num_tokens, steps.num_sampled
+        communication = self._communication.at_all(num_tokens)
+        products = self._row_ns_all(num_tokens, num_sampled) - communication
+        first = np.minimum(num_tokens, 1)
+        one_row = self._row_ns_all(first, np.minimum(num_sampled, 1)) - self._communication.at_all(first)
+        bandwidth = np.minimum(one_row, products)
+        decode_ns, prompt_ns, skew_ns = self._attention_ns_all(steps, chunks)
+        return {
+            Resource.COMPUTE: products - bandwidth + prompt_ns,
+            Resource.BANDWIDTH: bandwidth + decode_ns,
+            Resource.COMMUNICATION: communication,
+            Resource.OVERHEAD: self._step_ns + skew_ns,
+        }
 
     def coverage(self, steps: StepArrays) -> NDArray[np.int8]:
         """That of the coordinate that lies worst: rows, decodes, their mean context, chunk and its context."""
-        chunks = [_one_chunk(shape.prefills) for shape in _shapes(steps)]
-        num_tokens, chunk, context = np.array(chunks, dtype=np.float64).reshape(-1, 3).T
-        rows = steps.num_decode + num_tokens.astype(np.int64)
-        if self._padded:
-            rows = np.where(
-                rows < len(self._padded), np.array(self._padded)[rows.clip(max=len(self._padded) - 1)], rows
-            )
-        return levels(self._tables, steps, chunk, context, rows)
+        chunks = one_chunks(steps)
+        rows = self._tokens.looked_up(steps.num_decode + chunks.num_tokens)
+        return levels(self._tables, steps, chunks, rows)
 
     def facts(self) -> dict[str, Any]:
         """The artifact's identity and what it leaves out."""
@@ -156,7 +162,7 @@ class Table(CostModel):
     def _mixed_ns(self, shape: StepShape) -> float:
         """An iteration with prompt chunks."""
         num_decode = shape.num_decode
-        num_tokens, chunk, context = _one_chunk(shape.prefills)
+        num_tokens, chunk, context = one_chunk(shape.prefills)
         ns = self._row_ns(num_tokens + num_decode, shape.num_sampled)
         if not num_decode:
             return ns + self._tables.prefill_ns(chunk, context)
@@ -171,20 +177,42 @@ class Table(CostModel):
         return ns
 
     def _skew_ns(self, rows: list[list[float]], axes: list[list[float]], shape: StepShape) -> float:
-        """What unequal contexts add.
+        """What unequal contexts add."""
+        ratio, spread = two_groups(
+            shape.num_decode, shape.decode_context_sum, shape.decode_context_sum_sq, shape.decode_context_max
+        )
+        return bilinear(axes, rows, ratio, spread) if spread else 0.0
 
-        Two groups with the batch's mean, variance and longest context: with d the distance from the mean to the
-        longest, the longer group is a part v/(v + d²) of the batch. Both sides are kept as integers
-        times the batch size, so that they stay the same to the last bit while the batch decodes on.
-        """
-        num_decode, context_sum = shape.num_decode, shape.decode_context_sum
-        variance = num_decode * shape.decode_context_sum_sq - context_sum * context_sum
-        distance = num_decode * shape.decode_context_max - context_sum
-        if variance <= 0 or distance <= 0:
-            return 0.0
-        ratio = variance / (variance + distance * distance)
-        spread = distance / num_decode / (1.0 - ratio)
-        return bilinear(axes, rows, ratio, spread)
+    def _row_ns_all(self, num_tokens: NDArray[np.int64], num_sampled: NDArray[np.int64]) -> Floats:
+        """`_row_ns` of many iterations, without what each of them costs."""
+        sampled = np.where(num_sampled > 0, self._sequences.at_all(num_sampled), 0.0)
+        total: Floats = self._tokens.at_all(num_tokens) - self._step_ns + sampled
+        return total
+
+    def _attention_ns_all(self, steps: StepArrays, chunks: Chunks) -> tuple[Floats, Floats, Floats]:
+        """Attention of decodes and of prompts, and what unequal contexts add, of many iterations."""
+        tables, num_decode = self._tables, steps.num_decode
+        has_chunk, (ratio, spread) = chunks.num_tokens > 0, two_groups_of(steps)
+        decode_ns, prompt_ns, skew_ns = (np.zeros(len(num_decode)) for _ in range(3))
+        prompt_ns[has_chunk] = tables.prefill_ns_all(chunks.chunk[has_chunk], chunks.context[has_chunk])
+        mean = steps.decode_context_sum / np.maximum(num_decode, 1) + 1.0
+        for batch, own in _groups(num_decode):
+            decodes = self._memo.get(batch) or self._decodes(batch)
+            decode_ns[own] = decodes.line.at_all(mean[own])
+            together = own[has_chunk[own]]
+            if decodes.mixed is not None and len(together):
+                places = (chunks.chunk[together], chunks.context[together], mean[together])
+                both = multilinear_all(tables.mixed_axes, np.array(decodes.mixed), places)
+                decode_ns[together] = np.minimum(decode_ns[together], both)
+                prompt_ns[together] = both - decode_ns[together]
+            for rows, axes, which in (
+                (decodes.skew, tables.skew_axes, own[~has_chunk[own]]),
+                (decodes.mixed_skew, tables.mixed_skew_axes, together),
+            ):
+                if rows is not None:
+                    added = multilinear_all(axes, np.array(rows), (ratio[which], spread[which]))
+                    skew_ns[which] = np.where(spread[which] > 0, added, 0.0)
+        return decode_ns, prompt_ns, skew_ns
 
     def _decodes(self, num_decode: int) -> _Decodes:
         tables = self._tables
@@ -197,27 +225,6 @@ class Table(CostModel):
         self._memo[num_decode] = found
         return found
 
-    def _parts_ns(self, shape: StepShape) -> tuple[float, float, float, float]:
-        """Compute, bandwidth, communication and overhead of one iteration."""
-        num_decode, num_tokens = shape.num_decode, shape.num_scheduled_tokens
-        rows_ns = self._row_ns(num_tokens, shape.num_sampled)
-        communication, products = self._communication.at(num_tokens), rows_ns - self._step_ns
-        products -= communication
-        one_row = self._row_ns(min(1, num_tokens), min(1, shape.num_sampled)) - self._step_ns
-        bandwidth = min(one_row - self._communication.at(min(1, num_tokens)), products)
-        compute = products - bandwidth
-        total = self._mixed_ns(shape) if shape.prefills else float(self.price(shape))
-        skew = decode = 0.0
-        if num_decode:
-            decodes = self._memo.get(num_decode) or self._decodes(num_decode)
-            rows = decodes.mixed_skew if shape.prefills else decodes.skew
-            axes = self._tables.mixed_skew_axes if shape.prefills else self._tables.skew_axes
-            skew = self._skew_ns(rows, axes, shape) if rows is not None else 0.0
-            decode = decodes.line.at(shape.decode_context_sum / num_decode + 1.0)
-        attention = max(total - rows_ns - skew, 0.0)
-        decode = min(decode, attention)
-        return compute + attention - decode, bandwidth + decode, communication, self._step_ns + skew
-
 
 class _Listed:
     """The sum of some functions at every whole number up to `MAX_LISTED`, and beyond."""
@@ -226,7 +233,7 @@ class _Listed:
         """`padded`: the number that is looked up in place of each of the first ones."""
         self._lines = lines
         self._constant_ns = constant_ns
-        places = np.arange(MAX_LISTED)
+        self._places = places = np.arange(MAX_LISTED)
         places[: len(padded or ())] = padded or []
         total = np.full(MAX_LISTED, constant_ns)
         for line in lines:
@@ -238,43 +245,22 @@ class _Listed:
         """The value at a number that is not listed."""
         return self._constant_ns + sum(line.at(x) for line in self._lines)
 
-    def at(self, x: int) -> float:
-        """The value at any number."""
-        return self.ns[x] if x < self.size else self.beyond(x)
+    def at_all(self, x: NDArray[np.int64]) -> Floats:
+        """The values at many numbers."""
+        values: Floats = np.array(self.ns)[np.minimum(x, self.size - 1)]
+        for i in np.flatnonzero(x >= self.size):
+            values[i] = self.beyond(int(x[i]))
+        return values
+
+    def looked_up(self, x: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers that are looked up in place of these."""
+        return np.where(x < self.size, self._places[np.minimum(x, self.size - 1)], x)
 
 
-def _padded(sizes: list[int], largest: int) -> list[int]:
-    """For every number of rows up to the largest captured one, the captured size that it runs as."""
-    captured = sorted(size for size in sizes if size <= largest)
-    return [0, *(captured[bisect_left(captured, rows)] for rows in range(1, captured[-1] + 1))] if captured else []
-
-
-def _one_chunk(prefills: tuple[tuple[int, int], ...]) -> tuple[int, float, float]:
-    """The tokens of all chunks, and the one chunk and context that stand for them.
-
-    A chunk of n on a context of c has n·c + n(n+1)/2 pairs. The one has the same number of pairs as all of
-    them together, on their mean context, weighted by tokens; of a single chunk it is that chunk.
-    """
-    if len(prefills) == 1:
-        num_tokens, own_context = prefills[0]
-        return num_tokens, num_tokens, own_context
-    num_tokens = weighted = pairs = 0
-    for tokens, own_context in prefills:
-        num_tokens += tokens
-        weighted += tokens * own_context
-        pairs += tokens * (2 * own_context + tokens + 1)
-    if not num_tokens:
-        return 0, 0.0, 0.0
-    context = weighted / num_tokens
-    half = context + 0.5
-    return num_tokens, sqrt(half * half + pairs) - half, context
-
-
-def _shapes(steps: StepArrays) -> Iterator[StepShape]:
-    """The iterations as shapes, one at a time."""
-    bounds = np.searchsorted(steps.prefill_iteration, np.arange(len(steps.num_decode) + 1))
-    chunks = list(zip(steps.prefill_num_tokens.tolist(), steps.prefill_context.tolist(), strict=True))
-    columns = zip(*(column.tolist() for column in steps[:4]), steps.num_sampled.tolist(), strict=True)
-    for i, (num_decode, context_sum, context_sum_sq, context_max, num_sampled) in enumerate(columns):
-        prefills = tuple(chunks[bounds[i] : bounds[i + 1]])
-        yield StepShape(num_decode, context_sum, context_sum_sq, context_max, prefills, num_sampled)
+def _groups(batches: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Every batch size above zero that occurs, and where."""
+    order = np.argsort(batches, kind="stable")
+    sizes, starts = np.unique(batches[order], return_index=True)
+    for size, own in zip(sizes.tolist(), np.split(order, starts[1:]), strict=True):
+        if size:
+            yield size, own
