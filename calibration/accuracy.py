@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import sim
 from calibration import csv_table
 from calibration.importers.llmservingsim import Link, import_profile
+from calibration.models import bundled_name
 from sim.cost.artifact import Artifact
 from sim.errors import ArtifactError
 
@@ -102,23 +103,31 @@ class Report:
 
 
 def check_accuracy(
-    profile: Path, run: Path, trace: Path, tensor_parallel: int | None = None, overrides: Sequence[str] = ()
+    profile: Path,
+    run: Path,
+    trace: Path,
+    tensor_parallel: int | None = None,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Report:
     """Import a profile, replay a measured run on it and compare.
 
     `trace` gives the prompts' blocks (JSONL with `hash_ids`, one for each full block, row i is request i) or
-    only lengths (CSV). `overrides` change the scenario, as `--set` does. Raises ArtifactError for files
-    that are not those of one run, ScenarioError for settings that cannot be simulated.
+    only lengths (CSV). `model` names the model where it is not recognized; `overrides` change the scenario, as
+    `--set` does. Raises ArtifactError for files that are not those of one run, ScenarioError for settings that
+    cannot be simulated.
     """
+    if model is not None and Path(model).exists():
+        model = str(Path(model).absolute())  # the scenario is not written here
     meta = _read_meta(run)
     engine = meta["engine_kwargs"]
     degree = tensor_parallel or int(engine.get("tensor_parallel_size") or 1)
     requests = csv_table.read(run / "requests.csv", ["input_toks", "output_toks", *_REQUEST_TIMES], [])
-    artifact = import_profile(profile, degree, _model_of(meta), _link(run) if degree > 1 else None)
+    artifact = import_profile(profile, degree, model, _link(run) if degree > 1 else None)
     with tempfile.TemporaryDirectory() as folder:
         artifact.write(Path(folder) / "artifact.json")
         _write_trace(Path(folder) / "trace.jsonl", requests, _blocks(trace, requests, run), _block_tokens(meta))
-        scenario = _scenario(meta, artifact, degree)
+        scenario = _scenario(meta, artifact, degree) | {"model": model or _model_of(meta)}
         (Path(folder) / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
         results = sim.run(sim.load_scenario(Path(folder) / "scenario.yaml", overrides))
     _check_complete(results, len(requests))
@@ -144,8 +153,7 @@ def _read_meta(run: Path) -> dict[str, Any]:
 
 
 def _model_of(meta: dict[str, Any]) -> str:
-    """The bundled name of a HF id: its last part in small letters."""
-    return str(meta.get("model") or meta["engine_kwargs"]["model"]).rpartition("/")[2].lower()
+    return bundled_name(str(meta.get("model") or meta["engine_kwargs"]["model"]))
 
 
 def _block_tokens(meta: dict[str, Any]) -> int:
@@ -174,7 +182,6 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
     if kwargs.get("max_model_len"):
         engine["max_model_len"] = int(kwargs["max_model_len"])
     return {
-        "model": _model_of(meta),
         "hardware": {"gpu": artifact.gpu, "tensor_parallel": tensor_parallel},
         "engine": engine,
         "cost": {

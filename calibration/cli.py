@@ -116,13 +116,14 @@ def accuracy(
     run: Annotated[Path, typer.Option("--run", help="folder of the measured run: meta.json and requests.csv")],
     trace: Annotated[Path, typer.Option("--trace", help="its prompts: JSONL with the identities of their blocks")],
     tensor_parallel: TensorParallel = None,
+    model: Model = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a measured run on a profile and compare every metric."""
     from calibration.accuracy import check_accuracy
 
-    report = check_accuracy(profile, run, trace, tensor_parallel, overrides or ())
+    report = check_accuracy(profile, run, trace, tensor_parallel, model, overrides or ())
     content = report.to_dict()
     if as_json:
         typer.echo(json.dumps(content, indent=2, allow_nan=False))

@@ -24,6 +24,7 @@ import yaml
 from calibration import csv_table
 from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.models import bundled_name
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
@@ -61,7 +62,8 @@ def import_profile(
     missing, and named so.
     """
     meta = _meta(folder)
-    described = load_model(model or str(meta["model"]).rpartition("/")[2].lower(), place="--model")
+    _refuse_experts(folder, tensor_parallel)
+    described = load_model(model or bundled_name(str(meta["model"])), place="--model")
     layers = described.num_hidden_layers
     dense = _times(folder, tensor_parallel, "dense", ("layer", "tokens"))
     sequences = _times(folder, tensor_parallel, "per_sequence", ("layer", "sequences"))
@@ -71,8 +73,9 @@ def import_profile(
     ]
     terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
     terms += _attention(attention, layers, str(folder))
-    terms += _skew(folder, tensor_parallel, meta, terms, layers)
-    missing = ["gaps between kernels", WORK_ON_THE_HOST]
+    skew = _skew(folder, tensor_parallel, meta, terms, layers)
+    missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
+    terms += skew
     if tensor_parallel > 1:
         terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
         missing += [] if link is not None else ["all-reduce between GPUs"]
@@ -108,6 +111,19 @@ def _meta(folder: Path) -> dict[str, Any]:
     if meta["variant"] not in ("bf16", "fp16"):
         raise ArtifactError(str(path), f"variant is {meta['variant']!r}", valid="expected bf16 or fp16")
     return dict(meta)
+
+
+def _refuse_experts(folder: Path, tensor_parallel: int) -> None:
+    if _exists(folder, tensor_parallel, "moe"):
+        raise ArtifactError(str(folder), "has times of a mixture of experts", valid="imported so far: dense models")
+
+
+def _exists(folder: Path, tensor_parallel: int, name: str) -> bool:
+    return any(
+        path.with_name(path.name + ending).is_file()
+        for path in _paths(folder, tensor_parallel, name)
+        for ending in ("", ".gz")
+    )
 
 
 def _paths(folder: Path, tensor_parallel: int, name: str) -> list[Path]:
@@ -156,6 +172,8 @@ def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
 def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int) -> list[Term]:
     """What unequal contexts add, unless the bundle's own description leaves it out."""
     if not meta.get("skew_fit", {}).get("enabled", False):
+        return []
+    if not _exists(folder, tensor_parallel, "skew"):
         return []
     path = csv_table.find(_paths(folder, tensor_parallel, "skew"), str(folder))
     rows = csv_table.read(path, SKEW, ["t_mean_us", "t_skew_us"])

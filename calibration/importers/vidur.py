@@ -65,7 +65,7 @@ def import_profile(
         dtype="float16",
         kv_dtype_bytes=2.0,
         tensor_parallel=tensor_parallel,
-        measured_on="not stated",
+        measured_on="at an unstated date",
         versions={},
         source="Vidur, github.com/microsoft/vidur, data/profiling",
         licence="MIT",

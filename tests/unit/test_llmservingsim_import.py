@@ -3,6 +3,7 @@ import pytest
 
 from calibration.grids import fill_gaps, holdout_error, rising, to_grid
 from calibration.importers.llmservingsim import Link, import_profile
+from calibration.models import bundled_name
 from sim.errors import ArtifactError
 
 META = """
@@ -79,6 +80,33 @@ def test_skew_stays_out_where_the_bundle_says_so(tmp_path):
     folder = profile(tmp_path / "p")
     (folder / "meta.yaml").write_text(META.replace("true", "false"))
     assert import_profile(folder).of_kind("decode_skew") == []
+
+
+def test_a_bundle_that_lost_its_skew_names_it_as_missing(tmp_path):
+    folder = profile(tmp_path / "p")
+    assert "spread of contexts" not in import_profile(folder).missing
+    (folder / "tp1_skew.csv").unlink()
+    assert "spread of contexts" in import_profile(folder).missing
+
+
+def test_mixtures_of_experts_are_refused(tmp_path):
+    folder = profile(tmp_path / "p")
+    (folder / "tp1_moe.csv").write_text("")
+    with pytest.raises(ArtifactError, match="has times of a mixture of experts"):
+        import_profile(folder)
+
+
+@pytest.mark.parametrize(
+    ("hugging_face_id", "name"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("nobody/Thing-9B-it", "thing-9b-it"),
+    ],
+)
+def test_models_are_recognized_by_their_ids(hugging_face_id, name):
+    assert bundled_name(hugging_face_id) == name
 
 
 def test_equal_files_give_equal_bytes(tmp_path):
