@@ -16,15 +16,17 @@ from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
 from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
+from sim.metrics.coverage import coverage_shares, first_beyond
 from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
-from sim.record import Recorder
+from sim.record import Recorder, Tables
 from sim.request import Request
 from sim.results import Results
 from sim.scenario import Scenario, is_model_path, load_scenario, parse_scenario
+from sim.step import StepArrays
 from sim.workload.base import Traffic
 from sim.workload.draw import draw_traffic
 from sim.workload.files import resolve_path
@@ -96,11 +98,21 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
         clock.run(until_ns=stop_ns)
     clients.stop()
     tables = recorder.tables()
-    facts = _facts(scenario, traffic, parts.limits, policy, stop_ns)
-    return Results(tables, facts, cost.breakdown(step_arrays(tables)))
+    steps = step_arrays(tables)
+    with _at(scenario.place):
+        measurements = _measurements(scenario, cost, steps, tables)
+    facts = _facts(scenario, traffic, parts.limits, policy, stop_ns, measurements)
+    return Results(tables, facts, cost.breakdown(steps))
 
 
-def _facts(scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: Policy, stop_ns: int | None) -> RunFacts:
+def _facts(
+    scenario: Scenario,
+    traffic: Traffic,
+    limits: EngineLimits,
+    policy: Policy,
+    stop_ns: int | None,
+    measurements: dict[str, Any],
+) -> RunFacts:
     return RunFacts(
         class_names=traffic.class_names,
         num_blocks=limits.num_gpu_blocks,
@@ -113,8 +125,30 @@ def _facts(scenario: Scenario, traffic: Traffic, limits: EngineLimits, policy: P
         stopped_ns=stop_ns,
         is_streaming=policy.streams_answers,
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
+        cost=measurements,
         provenance=provenance(scenario, limits),
     )
+
+
+def _measurements(scenario: Scenario, cost: CostModel, steps: StepArrays, tables: Tables) -> dict[str, Any]:
+    """What the prices of a run rest on; empty for a cost model without measurements.
+
+    Raises ArtifactError for iterations beyond them where the scenario does not allow that.
+    """
+    levels = cost.coverage(steps)
+    if levels is None:
+        return {}
+    out_of_range = getattr(scenario.cost, "out_of_range", "warn")
+    first = first_beyond(levels)
+    if out_of_range == "error" and first is not None:
+        rows = int(steps.num_decode[first] + tables.iterations["prefill_tokens"][first])
+        raise ArtifactError(
+            "cost.out_of_range",
+            f"iteration {first} ({rows} tokens, {int(steps.num_decode[first])} of them decodes, longest context "
+            f"{int(steps.decode_context_max[first])}) lies beyond what was measured",
+            remedy="Keep batches and contexts smaller, or set cost.out_of_range: warn.",
+        )
+    return cost.facts() | {"out_of_range": out_of_range, "coverage": coverage_shares(levels, tables.iterations)}
 
 
 def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
@@ -124,7 +158,11 @@ def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
 
 def _cost(scenario: Scenario, target: Target) -> CostModel:
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
-    return cost.build(scenario.cost, target)
+    options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
+    if isinstance(artifact, str):
+        path = resolve_path(artifact, scenario.folder, place="cost.artifact")
+        options = options.model_copy(update={"artifact": str(path)})
+    return cost.build(options, target)
 
 
 def _model_name(scenario: Scenario) -> str:

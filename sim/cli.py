@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -257,6 +257,16 @@ def conformance(
             _complain(f"error: {outcome.error}")
     typer.echo(report.closing(outcomes))
     raise typer.Exit(suite.exit_code(outcomes))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def calibrate(context: typer.Context) -> None:
+    """Make cost artifacts from measured kernels and check predictions; see `servesim calibrate --help`."""
+    calibration = import_module("calibration.cli")  # by name: the simulator itself must run without it
+    calibration.app(context.args, prog_name="servesim calibrate")
 
 
 def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:

@@ -81,7 +81,7 @@ def _with_absolute_paths(value: Any, folder: Path, key: str = "") -> Any:
         return {name: _with_absolute_paths(inner, folder, name) for name, inner in value.items()}
     if isinstance(value, list):
         return [_with_absolute_paths(inner, folder) for inner in value]
-    is_path = isinstance(value, str) and (key == "path" or (key == "model" and is_model_path(value)))
+    is_path = isinstance(value, str) and (key in ("path", "artifact") or (key == "model" and is_model_path(value)))
     return str((folder / value).absolute()) if is_path and not value.startswith("${") else value
 
 

@@ -92,7 +92,7 @@ class Table:
     def take_columns(self) -> dict[str, NDArray[np.int64]]:
         """Column name -> int64 array, each the caller's own. The rows are gone afterwards, to save memory."""
         rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(self.columns))
-        columns = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
+        columns = {name: rows[:, i].copy() for i, name in enumerate(self.columns)}
         del rows
         self._rows.clear()
         return columns

@@ -201,6 +201,7 @@ class Results:
             by_active_sequences=gaps_by_batch_size(self.gaps, tables.iterations),
             definitions=shape.DEFINITIONS,
             aliases=shape.ALIASES,
+            cost=dict(facts.cost) or None,
             provenance=dict(facts.provenance),
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import ClassVar
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,17 @@ class Resource(StrEnum):
     BANDWIDTH = "bandwidth"
     COMMUNICATION = "communication"
     OVERHEAD = "overhead"
+
+
+class Coverage(IntEnum):
+    """How far an iteration lies from what was measured; the larger, the further."""
+
+    MEASURED = 0
+    """At measured points."""
+    INTERPOLATED = 1
+    """Between measured points."""
+    EXTRAPOLATED = 2
+    """Beyond them."""
 
 
 class CostOptions(Options):
@@ -58,7 +69,8 @@ class CostModel(ABC):
     def price(self, shape: StepShape) -> int:
         """Device time of one iteration, nanoseconds.
 
-        Post-condition: >= 1 (a zero would freeze the clock). Monotone: more tokens never cost less.
+        Post-condition: >= 1 (a zero would freeze the clock). Monotone: more tokens never cost less
+        (measured tables: of one chunk or of equal contexts; a mixture counts as its means, and spread costs).
         """
 
     @abstractmethod
@@ -79,6 +91,14 @@ class CostModel(ABC):
 
         Every resource has an entry; their sum equals the prices up to rounding.
         """
+
+    def coverage(self, steps: StepArrays) -> NDArray[np.int8] | None:
+        """The `Coverage` of many iterations, one entry each; None for a model that rests on no measurements."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """What the prices rest on, as plain data for the results; empty where the options say it all."""
+        return {}
 
 
 def prefill_sums(prefills: tuple[tuple[int, int], ...]) -> tuple[int, int, int]:
@@ -116,6 +136,7 @@ COST_MODELS: Registry[CostModel] = Registry(
     "sim.cost.base:CostModel",
     {
         "roofline": "sim.cost.roofline:Roofline",
+        "table": "sim.cost.table:Table",
         "linear": "sim.cost.linear:Linear",
         "constant": "sim.cost.constant:Constant",
     },

@@ -232,6 +232,10 @@ class Summary(Options):
     by_active_sequences: list[ActiveBucket]
     definitions: dict[str, str] = Field(description="metric -> what it means here")
     aliases: dict[str, dict[str, str]] = Field(description="tool -> its own metric name -> ours")
+    cost: dict[str, Any] | None = Field(
+        description="the measurements that prices rest on, and the shares of iterations and of time at measured "
+        "points, interpolated between them and extrapolated beyond; null for a cost model without measurements"
+    )
     provenance: dict[str, Any] = Field(description="what reproduces this run")
 
 

@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sim.metrics.coverage import coverage_line
+
 _LATENCIES = {
     "ttft_ms": "TTFT, ms",
     "itl_ms": "ITL, ms",
@@ -181,6 +183,13 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         )
     for metric, statistics in summary["censored"].items():
         yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
+    cost = summary["cost"]
+    if cost is not None:
+        yield f"times are from {coverage_line(cost)}"
+        if cost["out_of_range"] == "warn" and cost["coverage"]["iterations"]["extrapolated"]:
+            yield "some iterations lie beyond what was measured: their times are extrapolated"
+        if cost["missing"]:
+            yield f"not in those times: {', '.join(cost['missing'])}"
     yield from summary["provenance"].get("notes", ())
 
 

@@ -25,7 +25,7 @@ def test_the_table_holds_dense_peaks():
 
 
 def test_every_row_is_plausible_and_has_a_source():
-    assert len({gpu.name for gpu in gpus()}) == len(gpus()) == 16
+    assert len({gpu.name for gpu in gpus()}) == len(gpus()) == 17
     for gpu in gpus():
         assert 20 * 2**30 < gpu.memory_bytes < 300 * 2**30
         assert 50 < gpu.bf16_flops / gpu.bandwidth_bytes_per_s < 500
@@ -38,5 +38,6 @@ def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones():
         load_gpu("H100-SMX")
     assert str(error.value) == (
         "hardware.gpu: unknown GPU 'H100-SMX'; known: a10g, a30, a100-sxm-80gb, a100-sxm-40gb, a100-pcie-80gb, l4, "
-        "l40s, h100-sxm, h100-pcie, h200-sxm, b200, gb200, b300, mi300x, rtx-3090, rtx-4090. Did you mean 'h100-sxm'?"
+        "l40s, h100-sxm, h100-pcie, h200-sxm, b200, gb200, b300, mi300x, rtx-3090, rtx-4090, rtx-pro-6000. "
+        "Did you mean 'h100-sxm'?"
     )

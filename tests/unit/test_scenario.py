@@ -157,7 +157,7 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
             "cost",
             {"kind": "their.package:Cost"},
             "cost.kind: cost model 'their.package:Cost' would run code from outside servesim; "
-            "known: roofline, linear, constant. Pass --allow-imports if you trust this scenario.",
+            "known: roofline, table, linear, constant. Pass --allow-imports if you trust this scenario.",
         ),
         ("compare", {"a": 3}, "compare.a: expected a mapping, got 3."),
         (

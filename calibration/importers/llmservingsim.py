@@ -1,0 +1,242 @@
+"""LLMServingSim profiles (casys-kaist, MIT): vLLM's kernels timed layer by layer, one CSV for each kind.
+
+`dense` (µs per call by rows computed), `per_sequence` (µs by rows sampled), `attention` (µs per layer by prompt
+chunk, its context, decodes and their context, mixed batches included) and `skew` (batches of unequal
+contexts). What the files do not say of themselves, and was checked against their own contents:
+
+- A zero coordinate means that this half of the batch is absent.
+- The times in `skew` are sums over the repeats, those in the other files means: its equal-length rows are
+  so many times what `attention` says of the same batch.
+- Profiled eagerly with one layer: gaps between kernels and work on the host are not in the times. Under
+  tensor parallelism one GPU was timed: nothing in the tables is an all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from calibration import csv_table
+from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.host import WORK_ON_THE_HOST
+from calibration.models import bundled_name
+from sim.cost.artifact import Artifact, Shape, Term
+from sim.errors import ArtifactError
+from sim.gpu import gpus
+from sim.model import Model, load_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CALLS_PER_LAYER = {"layernorm": 2}
+"""Layers that occur otherwise than once per decoder layer: before attention and before the MLP."""
+CALLED_ONCE = ("embedding", "final_layernorm")
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew_us")
+SKEW_FACTOR = 4.0
+"""How many times the short contexts the long ones are, in nearly all rows of `skew`."""
+CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+"""Batch sizes that vLLM 0.11 to 0.19 capture by default (`vllm/config/vllm.py`), up to 512."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the GPUs that share a model."""
+
+    bytes_per_us: float
+    latency_us: float
+
+
+def import_profile(
+    folder: Path, tensor_parallel: int = 1, model: str | None = None, link: Link | None = None
+) -> Artifact:
+    """The artifact of one bundle. Raises ArtifactError for files that are missing, incomplete or no times.
+
+    `model` is a bundled name or the path of a config.json, for bundles whose model is not recognized.
+    `link` prices the all-reduces of tensor parallelism, which no bundle has timed; without it they are
+    missing, and named so.
+    """
+    meta = _meta(folder)
+    _refuse_experts(folder, tensor_parallel)
+    described = load_model(model or bundled_name(str(meta["model"])), place="--model")
+    layers = described.num_hidden_layers
+    dense = _times(folder, tensor_parallel, "dense", ("layer", "tokens"))
+    sequences = _times(folder, tensor_parallel, "per_sequence", ("layer", "sequences"))
+    attention = _times(folder, tensor_parallel, "attention", ATTENTION)
+    terms = [
+        _curve("tokens", str(name), rows, "tokens", _calls(str(name), layers)) for name, rows in dense.groupby("layer")
+    ]
+    terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
+    terms += _attention(attention, layers, str(folder))
+    skew = _skew(folder, tensor_parallel, meta, terms, layers)
+    missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
+    terms += skew
+    if tensor_parallel > 1:
+        terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
+        missing += [] if link is not None else ["all-reduce between GPUs"]
+    return Artifact(
+        hardware=str(meta["gpu"]),
+        gpu=_known_gpu(str(meta["hardware"])),
+        model=str(meta["model"]),
+        shape=Shape.of(described),
+        dtype="bfloat16",
+        kv_dtype_bytes=2.0,
+        tensor_parallel=tensor_parallel,
+        measured_on=str(meta["profiled_at"])[:10],
+        versions={"vllm": str(meta["vllm_version"]), "cuda": str(meta["cuda_version"])},
+        source="LLMServingSim, github.com/casys-kaist/LLMServingSim, profiler/perf",
+        licence="MIT",
+        cuda_graph_sizes=CUDA_GRAPH_SIZES,
+        terms=terms,
+        missing=missing,
+        holdout_error=_holdout(terms),
+    )
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    path = csv_table.find([folder / "meta.yaml", folder / "meta.yaml.txt"], str(folder))
+    try:
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ArtifactError(str(path), f"cannot be read as YAML ({error})") from error
+    needed = ("model", "gpu", "hardware", "profiled_at", "vllm_version", "cuda_version", "variant")
+    absent = [key for key in needed if not isinstance(meta, dict) or key not in meta]
+    if absent:
+        raise ArtifactError(str(path), f"does not say {', '.join(absent)}", valid="expected an LLMServingSim profile")
+    if meta["variant"] not in ("bf16", "fp16"):
+        raise ArtifactError(str(path), f"variant is {meta['variant']!r}", valid="expected bf16 or fp16")
+    return dict(meta)
+
+
+def _refuse_experts(folder: Path, tensor_parallel: int) -> None:
+    if _exists(folder, tensor_parallel, "moe"):
+        raise ArtifactError(str(folder), "has times of a mixture of experts", valid="imported so far: dense models")
+
+
+def _exists(folder: Path, tensor_parallel: int, name: str) -> bool:
+    return any(
+        path.with_name(path.name + ending).is_file()
+        for path in _paths(folder, tensor_parallel, name)
+        for ending in ("", ".gz")
+    )
+
+
+def _paths(folder: Path, tensor_parallel: int, name: str) -> list[Path]:
+    return [folder / f"tp{tensor_parallel}_{name}.csv", folder / f"tp{tensor_parallel}" / f"{name}.csv"]
+
+
+def _times(folder: Path, tensor_parallel: int, name: str, keys: Sequence[str]) -> pd.DataFrame:
+    path = csv_table.find(_paths(folder, tensor_parallel, name), str(folder))
+    return csv_table.read(path, [*keys, "time_us"], ["time_us"])
+
+
+def _calls(layer: str, num_layers: int) -> int:
+    return 1 if layer in CALLED_ONCE else CALLS_PER_LAYER.get(layer, 1) * num_layers
+
+
+def _curve(kind: str, name: str, rows: pd.DataFrame, column: str, calls: int) -> Term:
+    (points,), times = to_grid([rows[column].to_numpy(dtype=float)], rows["time_us"].to_numpy(dtype=float))
+    if len(points) < 2:
+        raise ArtifactError(name, f"was timed at {len(points)} point only", valid="expected two or more")
+    return term(kind, name, [points], rising(times), calls)
+
+
+def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
+    """Decodes alone, a prompt chunk alone, and both in one call."""
+    has_chunk, has_decodes = rows["prefill_chunk"] > 0, rows["n_decode"] > 0
+    note = "points between two interleaved grids are interpolated"
+    parts = {
+        "decode_attention": (rows[has_decodes & ~has_chunk], ["n_decode", "kv_decode"], [1, 0]),
+        "prefill_attention": (rows[has_chunk & ~has_decodes], ["prefill_chunk", "kv_prefill"], [1, 0]),
+        "mixed_attention": (
+            rows[has_chunk & has_decodes],
+            ["n_decode", "prefill_chunk", "kv_prefill", "kv_decode"],
+            [2, 3, 1],
+        ),
+    }
+    terms = []
+    for kind, (own, columns, order) in parts.items():
+        axes, table = to_grid([own[c].to_numpy(dtype=float) for c in columns], own["time_us"].to_numpy(dtype=float))
+        if min(map(len, axes)) < 2:
+            raise ArtifactError(place, f"{kind} was timed along {len(axes)} axes at less than two points each")
+        filled = fill_gaps(axes, table, order, f"{place}: {kind}")
+        terms.append(term(kind, kind, axes, rising(filled), layers, note if np.isnan(table).any() else ""))
+    return terms
+
+
+def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int) -> list[Term]:
+    """What unequal contexts add, unless the bundle's own description leaves it out."""
+    if not meta.get("skew_fit", {}).get("enabled", False):
+        return []
+    if not _exists(folder, tensor_parallel, "skew"):
+        return []
+    path = csv_table.find(_paths(folder, tensor_parallel, "skew"), str(folder))
+    rows = csv_table.read(path, SKEW, ["t_mean_us", "t_skew_us"])
+    repeats = _repeats(rows, terms, str(path))
+    rows = rows[(rows["skew"] == SKEW_FACTOR) & (rows["kp"] == 0)]
+    note = (
+        "time of two groups of contexts less that of equal ones with the same mean, prompts without context; "
+        "never less than none"
+    )
+    found = []
+    for kind, own in (("decode_skew", rows[rows["pc"] == 0]), ("mixed_skew", rows[rows["pc"] > 0])):
+        excess = (own["t_skew_us"] - own["t_mean_us"]).to_numpy(dtype=float) / repeats
+        spread = own["kvs"].to_numpy(dtype=float) * (SKEW_FACTOR - 1)
+        points = [own["n"].to_numpy(dtype=float), own["ratio"].to_numpy(dtype=float), spread]
+        axes, table = to_grid(points, excess)
+        table = np.clip(fill_gaps(axes, table, [2, 1], f"{path}: {kind}"), 0.0, None)
+        axes[2] = np.concatenate([[0.0], axes[2]])
+        table = np.concatenate([np.zeros((*table.shape[:2], 1)), table], axis=2)
+        found.append(term(kind, kind, axes, table, layers, note))
+    return found
+
+
+def _repeats(rows: pd.DataFrame, terms: list[Term], place: str) -> int:
+    """How many repeats the times of `skew` are sums of: what they are of equal contexts, against `attention`."""
+    table = next(own for own in terms if own.kind == "decode_attention")
+    batch, context = (np.array(points) for points in table.points)
+    times = np.reshape(table.us, (len(batch), len(context)))
+    own = rows[(rows["pc"] == 0) & rows["n"].isin(batch)]
+    if own.empty:
+        raise ArtifactError(place, "has no rows without prompts")
+    expected = [
+        np.interp(mean, context, times[np.searchsorted(batch, n)])
+        for n, mean in zip(own["n"], own["kv_mean"], strict=True)
+    ]
+    ratio = float(np.median(own["t_mean_us"].to_numpy(dtype=float) / np.array(expected)))
+    if abs(ratio / max(round(ratio), 1) - 1) > 0.1:
+        raise ArtifactError(place, f"t_mean_us is {ratio:.2f} times what attention says of the same batches")
+    return round(ratio)
+
+
+def _allreduce(model: Model, tensor_parallel: int, link: Link) -> Term:
+    """Two ring all-reduces of the hidden states per layer: 2(tp - 1) steps that each send a tp-th of them."""
+    num_tokens = np.array([1.0, 16384.0])
+    sent_bytes = num_tokens * model.hidden_size * model.dtype_bytes / tensor_parallel
+    us = 2 * (tensor_parallel - 1) * (link.latency_us + sent_bytes / link.bytes_per_us)
+    note = f"not timed: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
+    own = term("tokens", "allreduce", [num_tokens], us, 2 * model.num_hidden_layers, note)
+    return own.model_copy(update={"is_communication": True})
+
+
+def _holdout(terms: list[Term]) -> dict[str, float]:
+    errors = {}
+    for own in terms:
+        if own.kind.endswith("attention") or own.kind == "tokens":
+            table: Floats = np.reshape(own.us, [len(points) for points in own.points])
+            errors[own.name] = round(holdout_error(np.array(own.points[-1]), table), 5)
+    return errors
+
+
+def _known_gpu(hardware: str) -> str | None:
+    """The bundled GPU of this name, spelled in whatever way."""
+    return next((gpu.name for gpu in gpus() if _plain(gpu.name) == _plain(hardware)), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

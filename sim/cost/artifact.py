@@ -1,0 +1,202 @@
+"""Cost artifacts: what was measured on a GPU, as one JSON file that a scenario can name.
+
+An artifact says what it was measured on and with, where it comes from and under which licence, and carries
+its times as named terms. It is read strictly: a file that was changed, or that prices something else than the
+scenario asks for, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from sim.cost.base import Target
+from sim.cost.grids import Floats
+from sim.errors import ArtifactError
+from sim.model import Model
+from sim.options import Count, NonNegative, Options
+
+AXES: dict[str, tuple[str, ...]] = {
+    "tokens": ("num_tokens",),
+    "sequences": ("num_sequences",),
+    "decode_attention": ("num_decode", "context"),
+    "prefill_attention": ("num_tokens", "context"),
+    "mixed_attention": ("num_decode", "num_tokens", "prefill_context", "context"),
+    "decode_skew": ("num_decode", "ratio", "spread"),
+    "mixed_skew": ("num_decode", "ratio", "spread"),
+}
+"""What the time of each kind of term depends on.
+
+`tokens`: rows that the iteration computes. `sequences`: rows whose logits it needs. `decode_attention`:
+decoding requests and their mean context, themselves included. `prefill_attention`: tokens and context of
+one prompt chunk. `mixed_attention`: both at once, in one call. The `skew` kinds are what unequal contexts add:
+a part `ratio` of the requests is longer than the others by `spread` tokens.
+"""
+
+
+class Axis(Options):
+    """The measured points of one variable."""
+
+    name: str
+    points: list[NonNegative] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Axis:
+        if any(b <= a for a, b in zip(self.points, self.points[1:], strict=False)):
+            raise ValueError(f"the points of {self.name} do not rise")
+        return self
+
+
+class Term(Options):
+    """One named part of an iteration's time."""
+
+    name: str
+    kind: Literal[
+        "tokens",
+        "sequences",
+        "decode_attention",
+        "prefill_attention",
+        "mixed_attention",
+        "decode_skew",
+        "mixed_skew",
+    ]
+    calls: Count = Field(description="times per iteration: 32 for something in each of 32 layers")
+    is_communication: bool = Field(default=False, description="whether the time is spent between GPUs")
+    note: str = Field(default="", description="how it was obtained, where that is not obvious")
+    axes: list[Axis]
+    us: list[NonNegative] = Field(description="time of one call, µs, in row-major order of the axes")
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Term:
+        names = tuple(axis.name for axis in self.axes)
+        if names != AXES[self.kind]:
+            raise ValueError(f"{self.name} has the axes {names}, a term of {self.kind} has {AXES[self.kind]}")
+        size = int(np.prod([len(axis.points) for axis in self.axes]))
+        if size != len(self.us):
+            raise ValueError(f"{self.name} has {len(self.us)} times for {size} points")
+        return self
+
+    @property
+    def points(self) -> list[list[float]]:
+        """The measured points, axis by axis."""
+        return [axis.points for axis in self.axes]
+
+    def table_ns(self) -> Floats:
+        """Time of all calls of an iteration, ns, one array axis per axis."""
+        return np.reshape(np.array(self.us) * (1e3 * self.calls), [len(axis.points) for axis in self.axes])
+
+
+class Shape(Options):
+    """What of a model its kernels depend on; names are those of HF `config.json`."""
+
+    num_hidden_layers: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    vocab_size: Count
+
+    @classmethod
+    def of(cls, model: Model) -> Shape:
+        """The shape of a model."""
+        return cls(**{name: getattr(model, name) for name in cls.model_fields})
+
+
+class Artifact(Options):
+    """Measured times of one model on one GPU (or one group of GPUs that share it)."""
+
+    format: Literal[1] = 1
+    hardware: str = Field(description="what it was measured on, in its source's words")
+    gpu: str | None = Field(description="the same as `servesim gpus` calls it; null: not listed there")
+    model: str
+    shape: Shape
+    dtype: str
+    kv_dtype_bytes: NonNegative
+    tensor_parallel: Count
+    measured_on: str = Field(description="date")
+    versions: dict[str, str]
+    source: str
+    licence: str
+    cuda_graph_sizes: list[Count] = Field(description="batch sizes that shorter batches are padded to; empty: none")
+    step_us: NonNegative = Field(default=0.0, description="device time of every iteration that no term depends on, µs")
+    host_us: NonNegative = Field(default=0.0, description="host time before every iteration, µs")
+    host_us_per_request: NonNegative = Field(default=0.0, description="the same for each request in it, µs")
+    terms: list[Term]
+    missing: list[str] = Field(description="parts of an iteration that nothing here prices")
+    holdout_error: dict[str, NonNegative] = Field(
+        description="term -> mean absolute error, as a part, of every other point interpolated from its neighbours"
+    )
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the contents."""
+        return hashlib.sha256(_canonical(self.model_dump(mode="json")).encode()).hexdigest()
+
+    def of_kind(self, kind: str) -> list[Term]:
+        """The terms of one kind."""
+        return [term for term in self.terms if term.kind == kind]
+
+    def write(self, path: Path) -> None:
+        """Write it with its hash; equal artifacts give equal bytes."""
+        content = self.model_dump(mode="json")
+        path.write_text(_canonical(content | {"sha256": self.sha256}) + "\n", encoding="utf-8")
+
+
+def read_artifact(path: Path, place: str = "cost.artifact") -> Artifact:
+    """The artifact in a file. Raises ArtifactError for one that is missing, damaged or of another format."""
+    where = f"{place}: {path}"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArtifactError(
+            place,
+            f"cannot read {str(path)!r} ({error.strerror})",
+            valid="expected the path of a cost artifact",
+            remedy="`servesim calibrate import` makes one.",
+        ) from error
+    except ValueError as error:
+        raise ArtifactError(where, f"not JSON ({error})", remedy="Make the artifact again.") from error
+    if not isinstance(content, dict) or "sha256" not in content:
+        raise ArtifactError(where, "no cost artifact", valid="expected a file that `servesim calibrate` wrote")
+    sha256 = content.pop("sha256")
+    try:
+        artifact = Artifact.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ArtifactError(where, f"{key}: {first['msg']}", remedy="Make the artifact again.") from error
+    if artifact.sha256 != sha256:
+        raise ArtifactError(
+            where, "its contents are not what its sha256 says", remedy="Make the artifact again; do not edit it."
+        )
+    return artifact
+
+
+def check_target(artifact: Artifact, target: Target, place: str = "cost.artifact") -> None:
+    """Raise ArtifactError unless the artifact was measured for just what the scenario runs."""
+    wanted: dict[str, tuple[Any, Any]] = {
+        "hardware.gpu": (target.gpu.name, artifact.gpu or target.gpu.name),
+        "hardware.tensor_parallel": (target.tensor_parallel, artifact.tensor_parallel),
+        "bytes per element of KV": (target.kv_dtype_bytes, artifact.kv_dtype_bytes),
+    }
+    own = Shape.of(target.model)
+    for name in Shape.model_fields:
+        wanted[f"{name} of {target.model.name}"] = (getattr(own, name), getattr(artifact.shape, name))
+    for what, (asked, measured) in wanted.items():
+        if asked != measured:
+            raise ArtifactError(
+                place,
+                f"measured for {artifact.model} on {artifact.tensor_parallel} × {artifact.hardware}: {what} is "
+                f"{asked} in the scenario and {measured} in the artifact",
+                remedy="Take an artifact of this model and hardware, or cost: {kind: roofline}.",
+            )
+
+
+def _canonical(content: dict[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
