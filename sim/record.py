@@ -125,6 +125,7 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
         self._lane_ticks = [0]
+        self._tables: Tables | None = None
         self._num_preempted = 0
         """Since the last iteration that has a row."""
 
@@ -228,7 +229,12 @@ class Recorder:
         )
 
     def tables(self) -> Tables:
-        """All rows as columns. Ends the recording: the rows themselves are given up."""
+        """All rows as columns. Ends the recording: the rows themselves are given up, and each call returns the same."""
+        if self._tables is None:
+            self._tables = self._take_tables()
+        return self._tables
+
+    def _take_tables(self) -> Tables:
         requests = self.requests.take_columns()
         order = np.argsort(requests["request"], kind="stable")
         for name, values in requests.items():
