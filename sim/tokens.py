@@ -42,6 +42,9 @@ UNIQUE = TokenRuns()
 """The identity of a request that shares nothing with any other."""
 
 
+_SPARE_KEYS = 32
+
+
 class BlockKeys:
     """Names the full blocks of every request by small integers.
 
@@ -105,8 +108,9 @@ class RequestKeys:
         keys = self._keys
         while len(keys) < num:
             if self._run == len(self._runs):
-                # From the first token that is the request's own, no other request has the same block.
-                keys.extend(self._space.fresh(num - len(keys)))
+                # From the first token that is the request's own, no other request has the same block; keys cost
+                # nothing, so a few for the blocks to come are taken with them.
+                keys.extend(self._space.fresh(num - len(keys) + _SPARE_KEYS))
                 return keys
             stream, length = self._runs[self._run]
             num_whole = num if length is None else (length - self._start) // self._space.block_size

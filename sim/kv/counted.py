@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sim.errors import InvariantError
@@ -39,11 +40,14 @@ class CountedCache(KVCache):
         self.take(num_blocks)
         request.num_blocks += num_blocks
 
-    def take(self, num_blocks: int) -> None:
-        """Take blocks for requests whose holdings the caller counts. Mutates the cache alone.
+    def allocate_each(self, requests: Collection[Request]) -> None:
+        """Give one more block to each of these holders, in this order. Mutates the cache and, unless only
+        numbers matter to it, the requests: without prefix caching the caller writes their `num_blocks` before
+        it frees one of them."""
+        self.take(len(requests))
 
-        The caller writes `request.num_blocks` before it frees one of them.
-        """
+    def take(self, num_blocks: int) -> None:
+        """Take blocks from the free ones. Mutates the cache alone."""
         if num_blocks > self.free_blocks:
             raise InvariantError(f"{num_blocks} of {self.free_blocks} free KV blocks are taken")
         self.free_blocks -= num_blocks

@@ -10,6 +10,7 @@ went to the back.)
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import islice
 
 from sim.errors import InvariantError
@@ -69,27 +70,41 @@ class PrefixCache(CountedCache):
         self.allocate(request, num_new_blocks)
 
     def allocate(self, request: Request, num_blocks: int) -> None:
-        super().allocate(request, num_blocks)
-        blocks, num_owners, key_of = self._holding(request).blocks, self._num_owners, self._key_of
-        take = self._free_list.popitem
+        self.take(num_blocks)
+        request.num_blocks += num_blocks
+        blocks = self._holding(request).blocks
         for _ in range(num_blocks):
-            block, _nothing = take(last=False)
-            key = key_of[block]
-            if key is not None:
-                self._evict(block, key)
-            num_owners[block] = 1
-            blocks.append(block)
+            blocks.append(self._take_free())
+
+    def allocate_each(self, requests: Collection[Request]) -> None:
+        self.take(len(requests))
+        take_free = self._take_free
+        for request in requests:
+            request.num_blocks += 1
+            request.kv_state.blocks.append(take_free())
+
+    def _take_free(self) -> int:
+        """The block at the front of the free list, for a new owner."""
+        block, _ = self._free_list.popitem(last=False)
+        key = self._key_of[block]
+        if key is not None:
+            self._evict(block, key)
+        self._num_owners[block] = 1
+        return block
 
     def publish(self, request: Request, num_tokens: int) -> None:
         holding = self._holding(request)
         num_published, num_full = holding.num_published, num_tokens // self.block_size
         if num_full <= num_published:
             return
-        cached, key_of = self._cached, self._key_of
-        keys = islice(holding.keys.first(num_full), num_published, num_full)
-        for key, block in zip(keys, islice(holding.blocks, num_published, num_full), strict=True):
+        cached, key_of, blocks = self._cached, self._key_of, holding.blocks
+        keys = holding.keys.first(num_full)
+        for index in range(num_published, num_full):
+            key, block = keys[index], blocks[index]
             key_of[block] = key
             carrier = cached.setdefault(key, block)
+            if carrier is block:
+                continue
             if isinstance(carrier, dict):
                 carrier[block] = None
             elif carrier != block:

@@ -11,7 +11,7 @@ without prefix caching; `build` falls back to the reference for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
@@ -213,7 +213,7 @@ class VllmV1(VllmV1Reference):
         growing = self._batch.at_context(0)
         num_new_blocks = len(growing)
         if num_new_blocks:
-            self._grow(growing)
+            self.kv.allocate_each(growing)
         if self._is_caching:
             self._publish_completed(self._completing())
         self._batch.tick += 1
@@ -232,7 +232,7 @@ class VllmV1(VllmV1Reference):
         completing = self._completing() if self._is_caching else []
         growing = self._batch.at_context(0)
         if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
-            self._grow(growing)
+            self.kv.allocate_each(growing)
             plan.num_new_blocks += len(growing)
             for request, num_tokens in chunks:
                 self._publish_completed(completing, before=request)
@@ -312,37 +312,31 @@ class VllmV1(VllmV1Reference):
                 self._schedule_running(request, num_tokens, plan)
             else:
                 plan.num_new_blocks += 1
-                self._grow([request])
-
-    def _grow(self, members: Collection[Request]) -> None:
-        """Give a block to each. Without prefix caching only their number matters until they leave."""
-        if not self._is_caching:
-            self.kv.take(len(members))
-            return
-        for request in members:
-            self.kv.allocate(request, 1)
+                self.kv.allocate_each([request])
 
     def _completing(self) -> list[tuple[Request, int]]:
         """Members, in running order, that have a block full of known tokens after this step, and those tokens."""
         batch, config = self._batch, self.config
+        tick = batch.tick
         completing: list[tuple[Request, int]] = []
         if self._is_async:
-            completing = [(r, batch.context(r)) for r in batch.at_context(0)]
-        if not self._is_async or batch.tick == self._num_updated_ticks:
+            completing = [(r, r.num_computed_tokens + tick - r.joined_tick) for r in batch.at_context(0)]
+        if not self._is_async or tick == self._num_updated_ticks:
             full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
             completing += [(r, batch.context(r) + 1) for r in full]
-        return sorted(completing, key=lambda pair: _seat(pair[0])) if len(completing) > 1 else completing
+        return sorted(completing, key=lambda pair: pair[0].policy_state.seat) if len(completing) > 1 else completing
 
     def _publish_completed(self, completing: list[tuple[Request, int]], before: Request | None = None) -> None:
         """Make the blocks of members hits: of all, or of those that stand before a request. May be repeated.
 
         The order is what counts: of several blocks with equal tokens the one published first is hit.
         """
+        publish, batch = self.kv.publish, self._batch
         for member, num_tokens in completing:
             if before is not None and _seat(member) > _seat(before):
                 return
-            if member in self._batch:
-                self.kv.publish(member, num_tokens)
+            if member in batch:
+                publish(member, num_tokens)
 
     def _unfold(self) -> None:
         for request in list(self._batch):

@@ -43,5 +43,5 @@ def test_keys_are_equal_where_all_tokens_up_to_the_block_are(requests, block_siz
 
 def test_the_first_own_token_ends_what_can_be_shared():
     space = BlockKeys(4)
-    one, two = (space.of(TokenRuns((Run("g", 10),)), 20).first(5) for _ in range(2))
+    one, two = (space.of(TokenRuns((Run("g", 10),)), 20).first(5)[:5] for _ in range(2))
     assert [a == b for a, b in zip(one, two, strict=True)] == [True, True, False, False, False]
