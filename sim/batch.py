@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
 
+_INDEX_BITS = 40
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+
 
 class TickCalendar(dict[int, dict[Request, None]]):
     """Tick -> the requests to which something happens then, in the order in which they were noted.
@@ -75,7 +78,9 @@ class RunningBatch:
         self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self.due = TickCalendar()
         """Members by the tick after which their time is up."""
-        self._longest: list[tuple[int, int, int, Request]] = []
+        self._by_index: dict[int, Request] = {}
+        self._longest: list[int] = []
+        """A heap of -offset and index in one integer, longest context first; entries of those who left stay a while."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -99,7 +104,8 @@ class RunningBatch:
         self._offset_sum_sq += offset * offset
         self._at_residue[-offset % self._block_size][request] = None
         self.due.add(tick + ticks, request)
-        heappush(self._longest, (-offset, request.index, tick, request))
+        self._by_index[request.index] = request
+        heappush(self._longest, (-offset << _INDEX_BITS) | request.index)
 
     def postpone(self, request: Request, ticks: int) -> None:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
@@ -112,6 +118,7 @@ class RunningBatch:
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
         del self._members[request]
+        del self._by_index[request.index]
         self.num_decode -= 1
         offset = request.num_computed_tokens - request.joined_tick
         self._offset_sum -= offset
@@ -144,11 +151,20 @@ class RunningBatch:
 
     def context_sums(self) -> tuple[int, int, int]:
         """Sum, sum of squares and maximum of the members' contexts."""
-        tick, offset_sum, num_decode, longest = self.tick, self._offset_sum, self.num_decode, self._longest
+        tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
         sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
-        while longest and longest[0][2] != longest[0][3].joined_tick:
-            heappop(longest)  # it has left meanwhile
-        return offset_sum + num_decode * tick, sum_sq, tick - longest[0][0] if longest else 0
+        return offset_sum + num_decode * tick, sum_sq, tick + self._longest_offset() if num_decode else 0
+
+    def _longest_offset(self) -> int:
+        """The largest offset of a member. Forgets entries of those who left."""
+        longest, by_index = self._longest, self._by_index
+        while True:
+            entry = longest[0]
+            request = by_index.get(entry & _INDEX_MASK)
+            offset = -(entry >> _INDEX_BITS)
+            if request is not None and request.num_computed_tokens - request.joined_tick == offset:
+                return offset
+            heappop(longest)
 
     @property
     def context_max(self) -> int:

@@ -19,8 +19,8 @@ from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
 from sim.metrics.coverage import coverage_shares, first_beyond
 from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
-from sim.model import Model, load_model
-from sim.policies.base import POLICIES, EngineLimits, EngineOptions, Policy
+from sim.model import load_model
+from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
 from sim.record import Recorder, Tables
 from sim.request import Request
@@ -59,7 +59,7 @@ def replica(scenario: Scenario) -> Replica:
     with _at(scenario.place):
         model = load_model(_model_name(scenario))
         gpu = load_gpu(scenario.hardware.gpu)
-        num_tokens, num_rows = _largest_pass(engine, model)
+        num_tokens, num_rows = engine.largest_pass(engine.max_model_len or model.max_position_embeddings)
         memory = derive_kv_memory(
             model, gpu, tensor_parallel, engine, max_num_batched_tokens=num_tokens, max_num_seqs=num_rows
         )
@@ -169,18 +169,6 @@ def _model_name(scenario: Scenario) -> str:
     """A bundled name as it is; a path relative to the scenario's folder."""
     name = scenario.model
     return str(resolve_path(name, scenario.folder, place="model")) if is_model_path(name) else name
-
-
-def _largest_pass(engine: EngineOptions, model: Model) -> tuple[int, int]:
-    """Tokens and sampled rows of the largest forward pass that memory must be kept free for.
-
-    A policy without a token budget is taken to work through its prompts one after the other: its largest
-    pass is then one prompt of `max_model_len`.
-    """
-    longest = engine.max_model_len or model.max_position_embeddings
-    num_tokens: int = getattr(engine, "max_num_batched_tokens", longest)
-    num_rows: int = getattr(engine, "max_num_seqs", getattr(engine, "max_batch_size", 1))
-    return num_tokens, num_rows
 
 
 def _check_requests(scenario: Scenario, policy: Policy, traffic: Traffic) -> None:

@@ -67,6 +67,7 @@ def save(results: Results, scenario: Scenario, folder: Path) -> list[Path]:
 
 
 def _notes(scenario: Scenario) -> Iterator[str]:
+    yield from scenario.engine.notes()
     for entry in scenario.traffic:
         if entry.trace is not None and entry.trace.fallback is not None:
             played = with_existing_path(entry.trace, scenario.folder).path

@@ -89,10 +89,13 @@ class Table:
     def __len__(self) -> int:
         return len(self._rows) // (8 * len(self.columns))
 
-    def to_columns(self) -> dict[str, NDArray[np.int64]]:
-        """Column name -> int64 array, each a copy that the caller owns."""
+    def take_columns(self) -> dict[str, NDArray[np.int64]]:
+        """Column name -> int64 array, each the caller's own. The rows are gone afterwards, to save memory."""
         rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(self.columns))
-        return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(self.columns)}
+        columns = {name: rows[:, i].copy() for i, name in enumerate(self.columns)}
+        del rows
+        self._rows.clear()
+        return columns
 
 
 Columns = dict[str, NDArray[np.int64]]
@@ -122,6 +125,7 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
         self._lane_ticks = [0]
+        self._tables: Tables | None = None
         self._num_preempted = 0
         """Since the last iteration that has a row."""
 
@@ -225,14 +229,21 @@ class Recorder:
         )
 
     def tables(self) -> Tables:
-        """All rows so far as columns."""
-        requests = self.requests.to_columns()
+        """All rows as columns. Ends the recording: the rows themselves are given up, and each call returns the same."""
+        if self._tables is None:
+            self._tables = self._take_tables()
+        return self._tables
+
+    def _take_tables(self) -> Tables:
+        requests = self.requests.take_columns()
         order = np.argsort(requests["request"], kind="stable")
+        for name, values in requests.items():
+            requests[name] = values[order]
         return Tables(
-            iterations=self.iterations.to_columns(),
-            chunks=self.chunks.to_columns(),
-            requests={name: values[order] for name, values in requests.items()},
-            segments=self.segments.to_columns(),
+            iterations=self.iterations.take_columns(),
+            chunks=self.chunks.take_columns(),
+            requests=requests,
+            segments=self.segments.take_columns(),
         )
 
     def record_preemptions(self, step: Step) -> None:

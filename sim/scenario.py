@@ -7,6 +7,7 @@ what takes a model, a GPU or the drawn traffic to see is found by `sim.build`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_core import PydanticCustomError
 
 from sim.cost.base import COST_MODELS, CostOptions
-from sim.errors import ScenarioError
+from sim.errors import ScenarioError, UserError
+from sim.gpu import load_gpu
 from sim.metrics.slo import parse_slo
 from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
 from sim.policies.base import POLICIES, EngineOptions
@@ -184,6 +186,9 @@ def parse_scenario(
         raise ScenarioError(
             f"{place}: {error.place}".rstrip(": "), error.found, valid=error.valid, remedy=error.remedy
         ) from None
+    with suppress(UserError):  # an unknown GPU is reported by whoever needs one
+        engine = scenario.engine.on_gpu(load_gpu(scenario.hardware.gpu))
+        scenario = scenario.model_copy(update={"engine": engine})
     scenario._place, scenario._folder = place, Path(folder)
     scenario._data, scenario._allow_imports = data, allow_imports
     if scenario.compare:

@@ -14,14 +14,14 @@ from sim.conformance.golden import Golden
 from sim.errors import GoldenError, ScenarioError, did_you_mean
 from sim.options import Count, CountOrZero, Options
 from sim.policies.base import EngineLimits
-from sim.policies.vllm_v1_config import V1Config, VllmV1Options, rules_for
+from sim.policies.vllm_v1_config import SchedulerOptions, V1Config, rules_for
 from sim.request import Request
 from sim.tokens import Run, TokenRuns
 
 M = TypeVar("M", bound=Options)
 
 
-class LoggedOptions(VllmV1Options):
+class LoggedOptions(SchedulerOptions):
     """A log's `config`: options of the scheduler, and what else the scheduler is built with.
 
     What a log leaves out has the defaults of vLLM's own `SchedulerConfig`, not those of `vllm serve`.

@@ -1,28 +1,35 @@
 """Iteration time from first principles: FLOPs and bytes of every operator group against the GPU's peaks.
 
 A group takes the longer of its compute and its memory time, each at a named part of the vendor's peak;
-groups follow each other. No kernel of the user's own GPU was timed for it: it is for planning before
-there is anything to measure. The default parts were read off published kernel timings of one H100-SXM
-under vLLM 0.24 (AIConfigurator 0.12, NVIDIA, Apache-2.0); each option says which.
+groups follow each other. What is read of experts is what uniform routing is expected to touch; latent
+attention expands for prefills and absorbs for decodes; local attention counts its window, exactly for
+prefills and as an upper bound over decodes; weights in few bits save bytes, and time of computing only
+where fp8 tensor cores multiply them.
+
+No kernel of the user's own GPU was timed for it: it is for planning before there is anything to measure.
+The default parts were read off published kernel timings of one H100-SXM under vLLM 0.24 (AIConfigurator
+0.12, NVIDIA, Apache-2.0); each option says which. Beside the same tables, for one layer without overheads:
+experts bound by memory (Mixtral-8x7B and Qwen3-30B-A3B, balanced, 64 and 256 tokens) cost 0.96 to 1.05 of
+what was measured; DeepSeek-V3's attention on 128 heads with its projections 0.90 to 1.00 for 128 decodes
+at 8k and 16k tokens, 1.01 to 1.12 for prompts of 8k and 16k. Small launches cost less here than there.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from sim.cost.base import CostModel, CostOptions, Resource, Target, decode_contexts, prefill_sums, prefill_sums_of
+from sim.cost.roofline_groups import Gemm, RoutedGemm, Window, sides
+from sim.model import Product, Rows
 from sim.options import NonNegative
 from sim.step import StepArrays, StepShape
 
 Efficiency = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 """The part of a vendor's peak that real kernels reach."""
-
-
-_Times = NDArray[np.floating[Any]]
 
 
 class RooflineOptions(CostOptions):
@@ -33,6 +40,11 @@ class RooflineOptions(CostOptions):
         default=0.80,
         description="matrix products, part of the bf16 peak "
         "(AIConfigurator H100 gemm: median 0.77 to 0.84 for m >= 512, n and k >= 4096)",
+    )
+    expert_compute_efficiency: Efficiency = Field(
+        default=0.50,
+        description="matrix products of experts, part of the peak (AIConfigurator H100 moe, vLLM's Triton kernel in "
+        "bf16, 4k and 16k tokens: 0.52 for Mixtral-8x7B, 0.42 for Qwen3-30B-A3B)",
     )
     attention_compute_efficiency: Efficiency = Field(
         default=0.60,
@@ -74,25 +86,17 @@ class RooflineOptions(CostOptions):
     )
 
 
-class _Gemm(NamedTuple):
-    """A group of matrix products over n rows: max(n · compute_ns, weights_ns + n · rows_ns)."""
-
-    compute_ns: float
-    weights_ns: float
-    rows_ns: float
-
-
 class Roofline(CostModel):
-    """Dense and GQA decoders, 16-bit weights, tensor parallel within one server."""
+    """Every decoder of `sim.model`, tensor parallel within one server."""
 
     Options = RooflineOptions
 
     def __init__(self, options: RooflineOptions, target: Target) -> None:
+        self._options, self._target = options, target
         self._memory_ns = 1e9 / (target.gpu.bandwidth_bytes_per_s * options.memory_efficiency)
-        self._compute_ns = 1e9 / (target.gpu.bf16_flops * options.gemm_compute_efficiency)
-        self._set_gemms(target)
-        self._set_attention(target, 1e9 / (target.gpu.bf16_flops * options.attention_compute_efficiency))
-        self._set_communication(options, target)
+        self._set_gemms()
+        self._set_attention(1e9 / (target.gpu.bf16_flops * options.attention_compute_efficiency))
+        self._set_communication()
         layers = target.model.num_hidden_layers
         self._overhead_ns = options.step_overhead_us * 1e3 + layers * options.layer_overhead_us * 1e3
         self._fixed_ns = self._overhead_ns + self._allreduce_fixed_ns
@@ -110,14 +114,20 @@ class Roofline(CostModel):
         """The sum of the groups, rounded to ns; at least 1."""
         num_decode = shape.num_decode
         ns = self._context_free_ns(num_decode, shape.prefills, shape.num_sampled)
-        ns += (shape.decode_context_sum + num_decode) * self._decode_kv_token_ns
+        kv_tokens = shape.decode_context_sum + num_decode
+        ns += kv_tokens * self._decode_kv_token_ns
+        if self._window is not None:
+            ns += min(kv_tokens, num_decode * self._window.num_tokens) * self._window.decode_kv_token_ns
         return int(ns + 0.5) or 1
 
     def price_decode_run(self, shape: StepShape, num_steps: int) -> NDArray[np.int64]:
         """As `price`: while the batch decodes on, only the KV that it reads grows."""
         num_decode = shape.num_decode
         ns = self._context_free_ns(num_decode, (), shape.num_sampled)
-        run = ns + (decode_contexts(shape, num_steps) + num_decode) * self._decode_kv_token_ns
+        kv_tokens = decode_contexts(shape, num_steps) + num_decode
+        run = ns + kv_tokens * self._decode_kv_token_ns
+        if self._window is not None:
+            run += np.minimum(kv_tokens, num_decode * self._window.num_tokens) * self._window.decode_kv_token_ns
         return np.maximum((run + 0.5).astype(np.int64), 1)
 
     def host_ns(self, shape: StepShape) -> int:
@@ -130,12 +140,21 @@ class Roofline(CostModel):
         prefill_tokens, pairs, kv_tokens = prefill_sums_of(steps)
         num_tokens = steps.num_decode + prefill_tokens
         compute, bandwidth = np.zeros(len(num_tokens)), num_tokens * self._elementwise_token_ns
-        groups = [_sides(gemm, num_tokens) for gemm in self._layer_gemms]
-        arithmetic, memory = _sides(self._lm_head, steps.num_sampled)
-        groups.append((arithmetic, np.where(steps.num_sampled > 0, memory, 0.0)))
+        groups = [sides(gemm, num_tokens) for gemm in self._layer_gemms]
+        groups += [routed.sides(num_tokens) for routed in self._routed]
+        groups += [
+            sides(gemm, num_rows, num_rows > 0)
+            for gemm, num_rows in (
+                (self._lm_head, steps.num_sampled),
+                *((gemm, steps.num_decode) for gemm in self._decode_gemms),
+                *((gemm, kv_tokens) for gemm in self._prefill_gemms),
+            )
+        ]
         groups.append((pairs * self._pair_ns, kv_tokens * self._kv_token_ns))
         decode_kv_tokens = steps.decode_context_sum + steps.num_decode
-        groups.append((decode_kv_tokens * self._pair_ns, decode_kv_tokens * self._kv_token_ns))
+        groups.append((decode_kv_tokens * self._decode_pair_ns, decode_kv_tokens * self._decode_kv_read_ns))
+        if self._window is not None:
+            groups += self._window.sides(steps)
         for arithmetic, memory in groups:
             compute += np.where(arithmetic > memory, arithmetic, 0.0)
             bandwidth += np.where(arithmetic > memory, 0.0, memory)
@@ -148,7 +167,7 @@ class Roofline(CostModel):
 
     def _context_free_ns(self, num_decode: int, prefills: tuple[tuple[int, int], ...], num_sampled: int) -> float:
         """All but the attention of the decodes: what stays the same while a batch decodes on."""
-        num_tokens, ns = num_decode, self._fixed_ns
+        num_tokens, kv_tokens, ns = num_decode, 0, self._fixed_ns
         if prefills:
             prefill_tokens, pairs, kv_tokens = prefill_sums(prefills)
             num_tokens += prefill_tokens
@@ -162,51 +181,90 @@ class Roofline(CostModel):
             compute_ns, weights_ns, rows_ns = self._lm_head
             arithmetic, memory = num_sampled * compute_ns, weights_ns + num_sampled * rows_ns
             ns += arithmetic if arithmetic > memory else memory
+        return ns if self._is_plain else ns + self._special_ns(num_tokens, num_decode, kv_tokens, prefills)
+
+    def _special_ns(
+        self, num_tokens: int, num_decode: int, prefill_kv_tokens: int, prefills: tuple[tuple[int, int], ...]
+    ) -> float:
+        """What only some families have: experts, the products of latent attention, windows of prefills."""
+        ns = 0.0
+        for routed in self._routed:
+            ns += routed.ns(num_tokens)
+        if num_decode:
+            for gemm in self._decode_gemms:
+                ns += gemm.ns(num_decode)
+        if prefills:
+            for gemm in self._prefill_gemms:
+                ns += gemm.ns(prefill_kv_tokens)
+            if self._window is not None:
+                ns += self._window.prefill_ns(prefills)
         return ns
 
-    def _set_gemms(self, target: Target) -> None:
-        model, tp = target.model, target.tensor_parallel
-        parameters, hidden = model.matmul_parameters(tp), model.hidden_size
-        intermediate = -(-model.intermediate_size // tp)
-        layers = model.num_hidden_layers
-        # elements read and written per row: inputs and outputs of each product
-        self._layer_gemms = (
-            self._gemm(target, layers, parameters.qkv, hidden + parameters.qkv // hidden),
-            self._gemm(target, layers, parameters.o, parameters.o // hidden + hidden),
-            self._gemm(target, layers, parameters.mlp, 2 * hidden + (model.num_mlp_inputs + 1) * intermediate),
+    def _set_gemms(self) -> None:
+        model, tp = self._target.model, self._target.tensor_parallel
+        by_rows: dict[Rows, list[Product]] = {rows: [] for rows in Rows}
+        for product in model.products(tp):
+            by_rows[product.rows].append(product)
+        self._layer_gemms = tuple(self._gemm(product) for product in by_rows[Rows.TOKENS])
+        self._decode_gemms = tuple(self._gemm(product) for product in by_rows[Rows.DECODES])
+        self._prefill_gemms = tuple(self._gemm(product) for product in by_rows[Rows.PREFILL_CONTEXTS])
+        (self._lm_head,) = (self._gemm(product) for product in by_rows[Rows.SAMPLED])
+        self._routed = tuple(
+            RoutedGemm.of(model.experts, self._gemm(product)) for product in by_rows[Rows.ROUTED] if model.experts
         )
-        self._lm_head = self._gemm(target, 1, parameters.lm_head, hidden + parameters.lm_head // hidden)
-        # two norms, each reading and writing hidden state and residual, and the activation between the products
-        elements = 8 * hidden + (model.num_mlp_inputs + 1) * intermediate
-        self._elementwise_token_ns = layers * elements * model.dtype_bytes * self._memory_ns
+        # two norms, each reading and writing hidden state and residual, and the activations between products
+        elements = model.num_hidden_layers * 8 * model.hidden_size
+        for product in by_rows[Rows.TOKENS] + by_rows[Rows.ROUTED]:
+            times = model.experts.num_experts_per_tok if model.experts and product.rows == Rows.ROUTED else 1
+            elements += product.num_layers * times * product.activation_elements
+        self._elementwise_token_ns = elements * model.dtype_bytes * self._memory_ns
 
-    def _gemm(self, target: Target, times: int, parameters: int, row_elements: int) -> _Gemm:
-        dtype_bytes = target.model.dtype_bytes
-        return _Gemm(
-            compute_ns=times * 2 * parameters * self._compute_ns,
-            weights_ns=times * parameters * dtype_bytes * self._memory_ns,
-            rows_ns=times * row_elements * dtype_bytes * self._memory_ns,
+    def _gemm(self, product: Product) -> Gemm:
+        """Of one copy of the product's weights, over all layers that have it."""
+        model, gpu = self._target.model, self._target.gpu
+        flops, quantization = gpu.bf16_flops, model.quantization
+        if quantization and quantization.has_fp8_activations and product.is_quantized and gpu.fp8_flops:
+            flops = gpu.fp8_flops
+        is_routed, options = product.rows == Rows.ROUTED, self._options
+        efficiency = options.expert_compute_efficiency if is_routed else options.gemm_compute_efficiency
+        compute_ns = 1e9 / (flops * efficiency)
+        layers = product.num_layers
+        return Gemm(
+            compute_ns=layers * 2 * product.parameters * compute_ns,
+            weights_ns=layers * product.parameters * model.parameter_bytes(product) * self._memory_ns,
+            rows_ns=layers * product.row_elements * model.dtype_bytes * self._memory_ns,
         )
 
-    def _set_attention(self, target: Target, flop_ns: float) -> None:
+    def _set_attention(self, flop_ns: float) -> None:
         """Per (query, key) pair 2 FLOPs for its score and 2 for its value, in every element of every head."""
-        model, tp = target.model, target.tensor_parallel
-        heads = -(-model.num_attention_heads // tp)
-        self._pair_ns = 4 * model.num_hidden_layers * heads * model.head_dim * flop_ns
-        self._kv_token_ns = model.kv_bytes_per_token(target.kv_dtype_bytes, tp) * self._memory_ns
+        model, tp = self._target.model, self._target.tensor_parallel
+        heads, latent = -(-model.num_attention_heads // tp), model.latent
+        decode_kv_bytes = model.kv_elements_per_layer(tp) * self._target.kv_dtype_bytes
+        if latent is None:
+            pair_flops = decode_pair_flops = 4 * model.head_dim
+            kv_bytes = decode_kv_bytes
+        else:
+            # prefills read what they expanded, not the cache
+            pair_flops, decode_pair_flops = latent.prefill_pair_flops, latent.decode_pair_flops
+            kv_bytes = heads * latent.expanded_elements * model.dtype_bytes
+        full, sliding = model.num_hidden_layers - model.num_sliding_layers, model.num_sliding_layers
+        pair_flops, decode_pair_flops = heads * pair_flops, heads * decode_pair_flops
+        self._pair_ns, self._kv_token_ns = full * pair_flops * flop_ns, full * kv_bytes * self._memory_ns
+        self._decode_pair_ns = full * decode_pair_flops * flop_ns
+        self._decode_kv_read_ns = full * decode_kv_bytes * self._memory_ns
         # a decode row has one pair per token of KV, so which side binds never changes
-        self._decode_kv_token_ns = max(self._pair_ns, self._kv_token_ns)
+        self._decode_kv_token_ns = max(self._decode_pair_ns, self._decode_kv_read_ns)
+        self._window = None
+        if model.sliding_window is not None:
+            pair_ns, kv_token_ns = sliding * pair_flops * flop_ns, sliding * kv_bytes * self._memory_ns
+            self._window = Window(model.sliding_window, pair_ns, kv_token_ns)
+        self._is_plain = latent is None and self._window is None and not self._routed
 
-    def _set_communication(self, options: RooflineOptions, target: Target) -> None:
+    def _set_communication(self) -> None:
         """Two ring all-reduces of the hidden states per layer: each GPU sends 2(tp - 1)/tp of them."""
-        model, tp = target.model, target.tensor_parallel
-        link_ns = 1e9 / (target.gpu.link_bytes_per_s * options.allreduce_efficiency)
+        model, tp = self._target.model, self._target.tensor_parallel
+        link_ns = 1e9 / (self._target.gpu.link_bytes_per_s * self._options.allreduce_efficiency)
         row_bytes = model.hidden_size * model.dtype_bytes * 2 * (tp - 1) / tp
         times = 2 * model.num_hidden_layers if tp > 1 else 0
         self._allreduce_token_ns = times * row_bytes * link_ns
-        self._allreduce_fixed_ns = times * options.allreduce_latency_us * 1e3
-
-
-def _sides(gemm: _Gemm, num_rows: NDArray[np.int64]) -> tuple[_Times, _Times]:
-    """Compute and memory time of a group for many iterations, ns."""
-    return num_rows * gemm.compute_ns, gemm.weights_ns + num_rows * gemm.rows_ns
+        self._allreduce_fixed_ns = times * self._options.allreduce_latency_us * 1e3

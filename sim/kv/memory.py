@@ -3,7 +3,12 @@
 The rule is vLLM's: `gpu_memory_utilization` of the GPU's memory, minus the weights, minus what a forward
 pass over `max_num_batched_tokens` tokens and `max_num_seqs` sampled rows needs at its peak, is KV. vLLM
 measures that peak at start-up; here it is a formula with one constant for each thing that no shape
-tells, checked against two public records (a 3090 and a 4090 with Llama-3.1-8B; see the constants).
+tells, checked against two public records (a 3090 and a 4090 with Llama-3.1-8B; see the constants). What
+experts and latent attention need at their peak follows vLLM's sources, and no record was at hand.
+
+Every block holds its tokens for all layers until the request ends. Where some layers attend to a window
+only, that is vLLM with `--disable-hybrid-kv-cache-manager`; where all do, vLLM frees what falls out of the
+window, and contexts longer than the window are refused.
 """
 
 from __future__ import annotations
@@ -32,6 +37,10 @@ NCCL_PAIR_BYTES = 342 * 2**20
 
 NCCL_MANY_BYTES = 392 * 2**20
 """NCCL's buffers between more than two GPUs."""
+
+
+MAX_EXPANDED_TOKENS = 64 * 1024
+"""Tokens in cache whose latents a pass expands at once (vLLM 0.11, `MLACommonMetadataBuilder`)."""
 
 
 MAX_BLOCKS = 10**7
@@ -103,15 +112,15 @@ def derive_kv_memory(
 
     `max_num_batched_tokens` and `max_num_seqs` are the largest pass of the policy; `place` is the key of
     the engine's options in messages. Raises ScenarioError when the model does not fit the GPU (by how
-    much), when the pool is smaller than one request of `max_model_len` (the largest that fits), and when it
-    has more than `MAX_BLOCKS` blocks.
+    much), when the pool is smaller than one request of `max_model_len` (the largest that fits), when it
+    has more than `MAX_BLOCKS` blocks, or `max_model_len` exceeds a window that all layers attend to.
     A given `num_gpu_blocks` is taken as it is: the derivation is shown beside it, and refuses nothing.
     """
     model.check_tensor_parallel(tensor_parallel)
     max_model_len = _max_model_len(model, options, place)
     bytes_per_token = model.kv_bytes_per_token(kv_dtype_bytes(model, options.kv_cache_dtype), tensor_parallel)
     block_bytes = bytes_per_token * options.block_size
-    lines = _lines(model, gpu, tensor_parallel, options, max_num_batched_tokens, max_num_seqs)
+    lines = _lines(model, gpu, tensor_parallel, options, max_num_batched_tokens, max_num_seqs, max_model_len)
     available = sum(num_bytes for _, num_bytes in lines)
     if options.num_gpu_blocks != "auto":
         if options.kv_cache_memory_bytes is not None:
@@ -154,13 +163,41 @@ def activation_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     Three hidden states (residual, normalised input and the block's input), the output of the products
     that read the hidden state, and the activation of it. For Llama-3.1-8B: 110,592 bytes; vLLM's log on
     a 3090 (vllm#10517: 0.92 GiB less KV for 9,000 more tokens in the pass) gives 109,760 +- 1 %.
+    Experts need two workspaces of one row per token and expert, and an output (vLLM 0.11,
+    `TritonExperts.workspace_shapes`).
     """
-    intermediate = -(-model.intermediate_size // tensor_parallel)
-    return (3 * model.hidden_size + (model.num_mlp_inputs + 1) * intermediate) * model.dtype_bytes
+    hidden, experts = model.hidden_size, model.experts
+    inside = 0
+    if experts is None or experts.num_layers < model.num_hidden_layers:
+        inside = (model.num_mlp_inputs + 1) * -(-model.intermediate_size // tensor_parallel)
+    if experts is not None:
+        intermediate = -(-experts.intermediate_size // tensor_parallel)
+        workspaces = max(intermediate, hidden) + max(2 * intermediate, hidden)
+        inside = max(inside, experts.num_experts_per_tok * workspaces + hidden)
+    return (3 * hidden + inside) * model.dtype_bytes
+
+
+def expansion_bytes(model: Model, tensor_parallel: int, max_model_len: int, max_num_seqs: int, block_size: int) -> int:
+    """What latent attention reserves per GPU to expand tokens in cache into keys and values; else 0.
+
+    The gathered latents and their expansion (vLLM 0.11, `MLACommonMetadataBuilder`, `MLACommonImpl.forward`).
+    """
+    if model.latent is None:
+        return 0
+    latent, heads = model.latent, -(-model.num_attention_heads // tensor_parallel)
+    num_tokens = min(max(8 * max_model_len, 4 * max_num_seqs * block_size), MAX_EXPANDED_TOKENS)
+    elements = latent.cached_elements + heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    return num_tokens * elements * model.dtype_bytes
 
 
 def _lines(
-    model: Model, gpu: Gpu, tensor_parallel: int, options: EngineOptions, num_tokens: int, num_rows: int
+    model: Model,
+    gpu: Gpu,
+    tensor_parallel: int,
+    options: EngineOptions,
+    num_tokens: int,
+    num_rows: int,
+    max_model_len: int,
 ) -> tuple[tuple[str, int], ...]:
     utilization = options.gpu_memory_utilization
     usable = int(gpu.memory_bytes * utilization)
@@ -175,21 +212,31 @@ def _lines(
         ("CUDA context and libraries", -CONTEXT_BYTES),
         ("CUDA graphs", -CUDA_GRAPH_BYTES),
     ]
+    expansion = expansion_bytes(model, tensor_parallel, max_model_len, num_rows, options.block_size)
+    if expansion:
+        lines.append(("expansion of latents in cache", -expansion))
     if tensor_parallel > 1:
         lines.append(("NCCL buffers", -(NCCL_PAIR_BYTES if tensor_parallel == 2 else NCCL_MANY_BYTES)))
     return tuple(lines)
 
 
 def _max_model_len(model: Model, options: EngineOptions, place: str) -> int:
-    if options.max_model_len is None:
-        return model.max_position_embeddings
-    if options.max_model_len > model.max_position_embeddings:
+    longest = model.max_position_embeddings if options.max_model_len is None else options.max_model_len
+    if longest > model.max_position_embeddings:
         raise ScenarioError(
             f"{place}.max_model_len",
-            f"{options.max_model_len} is more than {model.name} supports",
+            f"{longest} is more than {model.name} supports",
             valid=f"at most {model.max_position_embeddings}",
         )
-    return options.max_model_len
+    window = model.sliding_window
+    if window is not None and longest > window and model.num_sliding_layers == model.num_hidden_layers:
+        raise ScenarioError(
+            f"{place}.max_model_len",
+            f"{longest} is more than the window that every layer of {model.name} attends to, and freeing the KV "
+            "behind a window is not modelled",
+            valid=f"at most {window}",
+        )
+    return longest
 
 
 def _does_not_fit(

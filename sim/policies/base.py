@@ -8,12 +8,14 @@ value; an exception means a bug.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from sim.errors import InvariantError
+from sim.gpu import Gpu
 from sim.options import Count, Options, Share
 from sim.registry import Registry
 from sim.request import Request
@@ -41,6 +43,22 @@ class EngineOptions(Options):
     abort_on_disconnect: bool = Field(
         default=True, description="free a request's KV when its client leaves; false: compute it to its end"
     )
+
+    def on_gpu(self, gpu: Gpu) -> Self:
+        """The same options with those defaults filled in that depend on the hardware. Pure."""
+        return self
+
+    def largest_pass(self, longest: int) -> tuple[int, int]:
+        """Tokens and sampled rows of the largest forward pass, which memory must be kept free for.
+
+        An engine without a token budget is taken to work through its prompts one after the other: its
+        largest pass is then one prompt of `longest` tokens, the longest that it accepts.
+        """
+        return longest, 1
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the results should know about how these options were understood."""
+        yield from ()
 
 
 @dataclass(frozen=True)

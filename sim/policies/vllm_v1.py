@@ -40,7 +40,8 @@ class VllmV1(VllmV1Reference):
         proof=f"its steps equal logs of the real scheduler of {NEWEST} (servesim conformance replays them); what older "
         "versions did otherwise is taken from their sources",
         note="the fast planner covers FCFS, sync and async, with and without prefix caching; priority and pipeline "
-        "stages run on the plain reference planner; speculative decoding is not offered in scenarios",
+        "stages run on the plain reference planner; speculative decoding is not offered in scenarios. Where they are "
+        "not given, budget and sequences are those of vLLM's API server on the GPU (8192 and 1024 on an H100)",
     )
 
     def __init__(self, config: V1Config) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from sim.errors import ScenarioError
+from sim.gpu import Gpu
 from sim.options import Count, CountOrZero, Share
 from sim.policies.base import EngineLimits, EngineOptions
 
@@ -89,16 +92,57 @@ def rules_for(version: str, place: str = "engine.vllm_version") -> tuple[Version
     raise ScenarioError(place, f"{version!r} is older than any version that was looked up", valid=f"known: {rows}")
 
 
-class VllmV1Options(EngineOptions):
-    """Scheduler options of `vllm serve`, under their own names and with its defaults."""
+DEFAULT_TOKENS, DEFAULT_SEQS = 2048, 128
+"""What vLLM's `SchedulerConfig` says by itself, where no GPU is known."""
+
+
+def server_defaults(gpu: Gpu) -> tuple[int, int]:
+    """vLLM's own `(max_num_batched_tokens, max_num_seqs)` of an API server on a GPU when the user sets neither.
+
+    Source: vLLM 0.33.0 `engine/arg_utils.py`; the class of 160 GiB and more came between 0.26 and 0.30.
+    """
+    gib = gpu.memory_bytes / 2**30
+    if gib >= 160:
+        return 16384, 1024
+    if gib >= 70 and "a100" not in gpu.name:
+        return 8192, 1024
+    return 2048, 256
+
+
+NOT_MODELLED = {
+    "speculative_config": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "num_speculative_tokens": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "num_lookahead_slots": "drafts are planned in the replay of logs, but their acceptance and cost have no model",
+    "kv_transfer_config": "prefill and decode run in one engine",
+    "kv_connector": "prefill and decode run in one engine",
+    "data_parallel_size": "one engine is simulated, without ranks in lockstep",
+    "enable_lora": "requests have no adapters",
+    "max_loras": "requests have no adapters",
+    "max_num_queued_reqs": "nothing is refused for the length of the queue",
+    "max_num_queued_tokens": "nothing is refused for the length of the queue",
+    "scheduler_cls": "the scheduler is vLLM's own; name another policy instead",
+    "max_num_partial_prefills": "vLLM's V1 scheduler never used it, and 0.30 dropped it",
+    "max_long_partial_prefills": "vLLM's V1 scheduler never used it, and 0.30 dropped it",
+    "swap_space": "the V1 scheduler recomputes and never swaps",
+    "preemption_mode": "the V1 scheduler recomputes and never swaps",
+    "num_scheduler_steps": "multi-step scheduling belongs to V0",
+    "scheduler_delay_factor": "it belongs to V0",
+}
+"""Options of `vllm serve` that would change decisions and have no meaning here, with the reason."""
+
+
+class SchedulerOptions(EngineOptions):
+    """Scheduler options of vLLM, under their own names."""
 
     policy: Literal["vllm-v1"] = Field(description="vLLM's V1 scheduler")
     vllm_version: str = Field(default=NEWEST, description="version whose behaviour is copied")
-    max_num_seqs: Count = Field(default=256, description="requests that may run at once")
+    max_num_seqs: Count | None = Field(default=None, description="requests that may run at once")
+    """Default: that of vLLM's API server on the GPU at hand."""
     max_num_active_seqs: Count | None = Field(
         default=None, description="requests that admission fills up to; default: max_num_seqs"
     )
-    max_num_batched_tokens: Count = Field(default=2048, description="token budget of a step")
+    max_num_batched_tokens: Count | None = Field(default=None, description="token budget of a step")
+    """Default: that of vLLM's API server on the GPU at hand."""
     max_num_scheduled_tokens: Count | None = Field(
         default=None, description="smaller budget for the scheduler alone; default: max_num_batched_tokens"
     )
@@ -122,6 +166,38 @@ class VllmV1Options(EngineOptions):
         default=None, description="plan a step before the last one's results are in; default: the version's own"
     )
     pipeline_parallel_size: Count = Field(default=1, description="pipeline stages")
+
+    def on_gpu(self, gpu: Gpu) -> Self:
+        default_tokens, default_seqs = server_defaults(gpu)
+        if not self.enable_chunked_prefill and self.max_model_len is not None:
+            default_tokens = max(default_tokens, self.max_model_len)
+        num_tokens = self.max_num_batched_tokens or default_tokens
+        num_seqs = self.max_num_seqs or min(default_seqs, num_tokens)
+        return self.model_copy(update={"max_num_batched_tokens": num_tokens, "max_num_seqs": num_seqs})
+
+    def largest_pass(self, longest: int) -> tuple[int, int]:
+        return self.max_num_batched_tokens or DEFAULT_TOKENS, self.max_num_seqs or DEFAULT_SEQS
+
+    def notes(self) -> Iterator[str]:
+        _, row = rules_for(self.vllm_version)
+        if row != self.vllm_version.removeprefix("v"):
+            yield f"vLLM {self.vllm_version} is simulated by the rules of {row}, the newest version looked up up to it"
+
+
+class VllmV1Options(SchedulerOptions):
+    """What a scenario may say: options of `vllm serve`. Those that have no model here are refused by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_not_modelled(cls, given: Any) -> Any:
+        for option, reason in NOT_MODELLED.items():
+            if isinstance(given, Mapping) and option in given:
+                raise PydanticCustomError(
+                    "not_modelled",
+                    "{found}; {valid}",
+                    {"found": f"vLLM's option {option!r} is not modelled", "valid": reason},
+                )
+        return given
 
 
 @dataclass(frozen=True)
@@ -179,7 +255,7 @@ class V1Config:
         return int(self.watermark * self.num_gpu_blocks)
 
     @classmethod
-    def resolve(cls, options: VllmV1Options, limits: EngineLimits) -> V1Config:
+    def resolve(cls, options: SchedulerOptions, limits: EngineLimits) -> V1Config:
         """The configuration that a scenario asks for. Raises ScenarioError for what its version lacks."""
         rules, row = rules_for(options.vllm_version)
         _refuse_unknown_to_version(options, rules, row)
@@ -188,9 +264,9 @@ class V1Config:
             num_gpu_blocks=limits.num_gpu_blocks,
             block_size=limits.block_size,
             max_model_len=limits.max_model_len,
-            max_num_seqs=options.max_num_seqs,
+            max_num_seqs=options.max_num_seqs or DEFAULT_SEQS,
             max_num_active_seqs=options.max_num_active_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_batched_tokens=options.max_num_batched_tokens or DEFAULT_TOKENS,
             max_num_scheduled_tokens=options.max_num_scheduled_tokens,
             policy=options.scheduling_policy,
             enable_prefix_caching=options.enable_prefix_caching,
@@ -207,7 +283,7 @@ class V1Config:
         )
 
 
-def _refuse_unknown_to_version(options: VllmV1Options, rules: VersionRules, row: str) -> None:
+def _refuse_unknown_to_version(options: SchedulerOptions, rules: VersionRules, row: str) -> None:
     wanted = {
         "async_scheduling": bool(options.async_scheduling) and not rules.has_async,
         "scheduler_reserve_full_isl": bool(options.scheduler_reserve_full_isl) and not rules.has_reserve_full_isl,

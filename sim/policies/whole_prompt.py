@@ -32,6 +32,9 @@ class WholePromptOptions(EngineOptions):
         description="KV that a request reserves: max_tokens (its prompt + max_tokens) or max_model_len",
     )
 
+    def largest_pass(self, longest: int) -> tuple[int, int]:
+        return longest, self.max_batch_size
+
 
 class WholePromptPolicy(Policy):
     """The queue, the decodes and the KV; subclasses admit, and release what ends."""

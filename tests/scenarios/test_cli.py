@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -216,7 +217,11 @@ def test_a_bug_exits_3_and_says_whose_it_is(scenario: Path, tmp_path: Path):
 def test_an_interrupted_run_leaves_nothing(scenario: Path, tmp_path: Path):
     out = tmp_path / "out"
     arguments = ["run", str(scenario), "--set", "run.num_requests=1000000", "--out", str(out)]
-    with subprocess.Popen([*SERVESIM, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    # Started in the background of a script, these tests have SIGINT ignored, and so would what they start.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        [*SERVESIM, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed
+    ) as run:
         for _ in range(600):  # the folder is made just before the run starts
             if out.is_dir():
                 break

@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 
 from sim.errors import ScenarioError
 from sim.gpu import load_gpu
-from sim.kv.memory import GIB, KVSource, derive_kv_memory, kv_dtype_bytes, max_concurrent
+from sim.kv.memory import GIB, KVSource, activation_bytes_per_token, derive_kv_memory, kv_dtype_bytes, max_concurrent
 from sim.model import load_model
 from sim.policies.base import EngineOptions
 
@@ -124,3 +126,32 @@ def test_fp8_kv_doubles_the_blocks():
     half, full = (derive(max_model_len=8192, kv_cache_dtype=dtype).num_gpu_blocks for dtype in ("auto", "fp8"))
     assert full in (2 * half, 2 * half + 1)
     assert [kv_dtype_bytes(LLAMA_8B, dtype) for dtype in ("auto", "bf16", "fp16", "fp8")] == [2, 2, 2, 1]
+
+
+def test_experts_and_latents_need_memory_of_their_own():
+    """Two workspaces of a row per token and expert; latents of 65,536 tokens and what 16 heads make of them."""
+    memory = derive("h100-sxm", load_model("deepseek-v2-lite"), max_model_len=16384)
+    lines = dict(memory.lines)
+    # the dense layer's MLP needs more than the experts of the others: 6 · (2048 + 2816) + 2048
+    assert lines["activations of 2048 tokens"] == -2048 * 2 * (3 * 2048 + max(3 * 10944, 6 * (2048 + 2816) + 2048))
+    assert lines["expansion of latents in cache"] == -65536 * 2 * (512 + 64 + 16 * (128 + 128))
+    assert memory.kv_bytes_per_token == 31104
+    assert activation_bytes_per_token(load_model("mixtral-8x7b"), 2) == 2 * (4 * 4096 + 2 * (7168 + 14336))
+
+
+def test_short_contexts_need_less_for_the_expansion_of_latents():
+    memory = derive("h100-sxm", load_model("deepseek-v2-lite"), max_model_len=1024, num_seqs=100)
+    assert dict(memory.lines)["expansion of latents in cache"] == -8192 * 2 * (512 + 64 + 16 * (128 + 128))
+
+
+def test_contexts_beyond_a_window_of_all_layers_are_refused():
+    model = load_model("mistral-7b-v0.1")
+    assert derive("h100-sxm", model, max_model_len=4096).max_model_len == 4096
+    message = (
+        "engine.max_model_len: {} is more than the window that every layer of mistral-7b-v0.1 attends to, and freeing "
+        "the KV behind a window is not modelled; at most 4096."
+    )
+    assert error_of(gpu="h100-sxm", model=model, max_model_len=4097) == message.format(4097)
+    assert error_of(gpu="h100-sxm", model=model, num_gpu_blocks=99) == message.format(32768)
+    mixed = dataclasses.replace(model, num_sliding_layers=16)
+    assert derive("h100-sxm", mixed).max_model_len == 32768
