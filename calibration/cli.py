@@ -80,6 +80,30 @@ def _needed(model: str | None) -> str:
     return model
 
 
+@app.command("fit-linear")
+def fit_linear(
+    kind: Annotated[str, typer.Argument(help="whose measurements: splitwise or vtc")],
+    path: Annotated[Path, typer.Argument(help="their file of whole iterations")],
+    model: Annotated[str, typer.Option(help="splitwise: its name of the model")] = "llama2-70b",
+    hardware: Annotated[str, typer.Option(help="splitwise: its name of the GPU")] = "a100-80gb",
+    tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="splitwise: GPUs that share the model")] = 8,
+) -> None:
+    """Fit `cost: {kind: linear}` to published times of whole iterations, and print it."""
+    from calibration import whole_steps
+
+    if kind == "splitwise":
+        steps = whole_steps.splitwise_steps(path, model, hardware, tensor_parallel)
+    elif kind == "vtc":
+        steps = whole_steps.vtc_steps(path)
+    else:
+        raise ArtifactError("KIND", f"unknown measurements {kind!r}", valid="known: splitwise, vtc")
+    fit = whole_steps.fit_linear(steps, str(path))
+    error = 100 * fit.mean_absolute_error
+    typer.echo(f"# {path.name}: {fit.num_steps} iterations, mean absolute error of the fit {error:.1f} %")
+    typer.echo("cost:\n  kind: linear")
+    typer.echo("\n".join(f"  {name}: {value:g}" for name, value in fit.options.items()))
+
+
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="a cost artifact (JSON)")], as_json: AsJson = False

@@ -173,6 +173,12 @@ def test_the_worst_coordinate_says_how_far_an_iteration_lies_from_the_measuremen
     assert [Coverage(level).name for level in levels] == ["MEASURED", "INTERPOLATED", "EXTRAPOLATED", "INTERPOLATED"]
 
 
+def test_rows_count_as_what_they_are_padded_to():
+    exact = StepShape(2, 18, 162, 9, (), 1)  # two decodes at the mean context 10
+    for sizes, level in (([], Coverage.INTERPOLATED), ([101], Coverage.MEASURED)):
+        assert Table(artifact(cuda_graph_sizes=sizes)).coverage(as_arrays([exact])).tolist() == [level]
+
+
 def test_artifacts_survive_the_way_to_disk_and_back(tmp_path):
     own = artifact()
     own.write(tmp_path / "a.json")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibration.grids import fill_gaps, holdout_error, rising, to_grid
+from calibration.grids import fill_gaps, holdout_error, rising, straight_on, to_grid
 from calibration.importers.llmservingsim import Link, import_profile
 from calibration.models import bundled_name
 from sim.errors import ArtifactError
@@ -160,6 +160,17 @@ def test_gaps_are_filled_from_neighbours_and_twice_timed_points_averaged():
     assert table[0].tolist() == [10, 12, 14]
     assert np.isnan(table[1, 1])
     assert fill_gaps(axes, table, [1, 0], "here").tolist() == [[10, 12, 14], [30, 32, 34]]
+
+
+def test_tables_go_straight_on_from_the_upper_half_of_their_times():
+    points = np.array([0.0, 1, 2, 3, 4, 5])
+    nan = np.nan
+    table = np.array([[0, nan, 2, 4, nan, nan], [9, 9, 8, 7, nan, nan], [5, nan, nan, nan, nan, nan]])
+    assert straight_on(points, table).tolist() == [
+        [0, 1, 2, 4, pytest.approx(6), pytest.approx(8)],
+        [9, 9, 8, 7, 7, 7],  # noise that falls is not carried on
+        [5, 5, 5, 5, 5, 5],
+    ]
 
 
 def test_noise_moves_tables_up_as_much_as_down():
