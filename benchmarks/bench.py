@@ -143,36 +143,44 @@ def v1(**options: object) -> Callable[[], Policy]:
     return lambda: VllmV1(config)
 
 
-def bench_iterations() -> None:
-    """Steps in which nothing changes, one by one and advanced at once."""
-    print("\nunchanged iterations (100-token prompts, 1,500 outputs, all together)")
+def unchanged(num_running: int, *, is_async: bool, macro_steps: bool) -> tuple[float, float]:
+    """Seconds and units of a step in which nothing changes: what 2,000 more of them add to the same run."""
+    make = v1(max_num_seqs=num_running, async_scheduling=is_async)
+    short, long = (
+        Measured(make, together(num_running, 100, num_outputs), macro_steps=macro_steps) for num_outputs in (400, 2400)
+    )
+    num = long.num_iterations - short.num_iterations
+    return (long.seconds - short.seconds) / num, (long.units - short.units) / num
+
+
+def bench_iterations() -> float:
+    """Steps in which nothing changes, one by one and advanced at once. Returns the units of one at 256 running."""
+    print("\nunchanged iterations (2,000 more outputs for requests that run together)")
     print(f"{'running':>8} {'mode':>6} {'µs':>8} {'× timeout':>10} {'macro-steps: µs':>16} {'× timeout':>10}")
+    at_256 = 0.0
     for num_running in (32, 256, 1024):
         for is_async in (False, True):
-            requests = together(num_running, 100, 1500)
-            rows = [
-                Measured(v1(max_num_seqs=num_running, async_scheduling=is_async), requests, macro_steps=macro_steps)
-                for macro_steps in (False, True)
-            ]
-            cells = [f"{r.seconds / r.num_iterations * 1e6:.2f}" for r in rows]
-            ratios = [f"{r.units / r.num_iterations:.2f}" for r in rows]
-            mode = "async" if is_async else "sync"
-            print(f"{num_running:>8} {mode:>6} {cells[0]:>8} {ratios[0]:>10} {cells[1]:>16} {ratios[1]:>10}")
+            one_by_one = unchanged(num_running, is_async=is_async, macro_steps=False)
+            at_once = unchanged(num_running, is_async=is_async, macro_steps=True)
+            at_256 = one_by_one[1] if (num_running, is_async) == (256, False) else at_256
+            print(
+                f"{num_running:>8} {'async' if is_async else 'sync':>6} {one_by_one[0] * 1e6:>8.2f} "
+                f"{one_by_one[1]:>10.2f} {at_once[0] * 1e6:>16.2f} {at_once[1]:>10.2f}"
+            )
+    return at_256
 
 
-def bench_requests() -> None:
-    """What a request adds: everything beyond the price of its share of the iterations."""
+def bench_requests(units_per_iteration: float) -> None:
+    """What a request adds to the price of unchanged iterations: to arrive, be admitted, finish and be recorded."""
     print("\nrequests (Poisson, lognormal lengths of mean 128 in, 256 out; macro-steps off)")
-    print(f"{'seats':>8} {'running':>8} {'iterations/request':>19} {'units/request':>14} {'less 8 per iteration':>21}")
-    for num_seqs, rate in ((32, 14.0), (256, 54.0), (1024, 90.0)):
+    print(f"{'seats':>8} {'running':>8} {'iterations/request':>19} {'units/request':>14} {'beyond iterations':>18}")
+    for num_seqs, rate in ((32, 14.0), (256, 51.8), (1024, 90.0)):
         row = Measured(v1(max_num_seqs=num_seqs, async_scheduling=False), poisson(6000, rate), macro_steps=False)
         per_request = row.units / row.num_requests
         iterations = row.num_iterations / row.num_requests
         running = row.column("num_running").mean()
-        print(
-            f"{num_seqs:>8} {running:>8.0f} {iterations:>19.2f} {per_request:>14.1f} "
-            f"{per_request - 8 * iterations:>21.1f}"
-        )
+        beyond = per_request - units_per_iteration * iterations
+        print(f"{num_seqs:>8} {running:>8.0f} {iterations:>19.2f} {per_request:>14.1f} {beyond:>18.1f}")
 
 
 def bench_pressure() -> None:
@@ -304,8 +312,7 @@ def main() -> None:
         million()
         return
     print(f"bare SimPy timeout: {min(unit_s() for _ in range(5)) * 1e6:.2f} µs of CPU")
-    bench_iterations()
-    bench_requests()
+    bench_requests(bench_iterations())
     bench_pressure()
     bench_policies()
     bench_scenarios()
