@@ -78,6 +78,8 @@ class RunningBatch:
         self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self.due = TickCalendar()
         """Members by the tick after which their time is up."""
+        self._max_offset: int | None = None
+        """The largest offset of a member; None when it must be looked up again."""
         self._by_index: dict[int, Request] = {}
         self._longest: list[int] = []
         """A heap of -offset and index in one integer, longest context first; entries of those who left stay a while."""
@@ -106,6 +108,8 @@ class RunningBatch:
         self.due.add(tick + ticks, request)
         self._by_index[request.index] = request
         heappush(self._longest, (-offset << _INDEX_BITS) | request.index)
+        if self._max_offset is not None and offset > self._max_offset:
+            self._max_offset = offset
 
     def postpone(self, request: Request, ticks: int) -> None:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
@@ -121,6 +125,8 @@ class RunningBatch:
         del self._by_index[request.index]
         self.num_decode -= 1
         offset = request.num_computed_tokens - request.joined_tick
+        if offset == self._max_offset:
+            self._max_offset = None
         self._offset_sum -= offset
         self._offset_sum_sq -= offset * offset
         del self._at_residue[-offset % self._block_size][request]
@@ -152,8 +158,12 @@ class RunningBatch:
     def context_sums(self) -> tuple[int, int, int]:
         """Sum, sum of squares and maximum of the members' contexts."""
         tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
+        if not num_decode:
+            return 0, 0, 0
+        if self._max_offset is None:
+            self._max_offset = self._longest_offset()
         sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
-        return offset_sum + num_decode * tick, sum_sq, tick + self._longest_offset() if num_decode else 0
+        return offset_sum + num_decode * tick, sum_sq, tick + self._max_offset
 
     def _longest_offset(self) -> int:
         """The largest offset of a member. Forgets entries of those who left."""

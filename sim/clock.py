@@ -90,10 +90,6 @@ class Clock:
         """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
         self.at(time_ns, priority).callbacks.append(lambda _: action())
 
-    def is_last_at_now(self) -> bool:
-        """Whether nothing else is due at this very nanosecond."""
-        return bool(self.env.peek() > self.env.now)
-
     def run(self, until_ns: int | None = None) -> None:
         """Run until nothing is scheduled, or through everything that is due at `until_ns` or before.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +13,8 @@ MAX_FORESEEN_NS = 10**11
 """Longer steps (100 s) are advanced one by one: their prices could overflow where they are added up."""
 
 
-class Launch(NamedTuple):
-    """A step on its way through the device. An empty step takes no time."""
-
-    step: Step
-    start_ns: int
-    end_ns: int
-    host_ns: int
+Launch = tuple[Step, int, int, int]
+"""A step on its way through the device: the step, its start, its end and its host time, ns. Empty steps take none."""
 
 
 class Device:
@@ -44,14 +38,14 @@ class Device:
     @property
     def oldest_end_ns(self) -> int:
         """When the oldest launched step ends."""
-        return self._launches[0].end_ns
+        return self._launches[0][2]
 
     def launch(self, step: Step, now_ns: int) -> None:
         """Accept a step that was planned at `now_ns`."""
         shape = step.shape
         if not shape.num_decode and step.is_empty:
-            end_ns = self._launches[-1].end_ns if self._launches else now_ns
-            self._launches.append(Launch(step, end_ns, end_ns, 0))
+            end_ns = self._launches[-1][2] if self._launches else now_ns
+            self._launches.append((step, end_ns, end_ns, 0))
             return
         host_ns, price_ns = self._cost.host_ns(shape), self._cost.price(shape)
         ready_ns = (now_ns if now_ns > self._host_free_ns else self._host_free_ns) + host_ns
@@ -66,12 +60,12 @@ class Device:
             end_ns = max(end_ns, self._last_end_ns + stage_ns)
         self._last_end_ns = end_ns
         self.num_computing += 1
-        self._launches.append(Launch(step, start_ns, end_ns, host_ns))
+        self._launches.append((step, start_ns, end_ns, host_ns))
 
     def pop_oldest(self) -> Launch:
         """The step that ended."""
         launch = self._launches.popleft()
-        if launch.start_ns != launch.end_ns:
+        if launch[1] != launch[2]:
             self.num_computing -= 1
         return launch
 

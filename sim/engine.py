@@ -123,7 +123,7 @@ class Engine:
             self._settle(side="right")
 
     def _run(self) -> Generator[Event, None, None]:
-        clock, core, device = self._clock, self._core, self._device
+        clock, core, device, env = self._clock, self._core, self._device, self._clock.env
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
@@ -143,7 +143,7 @@ class Engine:
             if self._cancels:
                 self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
-            if not clock.is_last_at_now():
+            if env.peek() <= env.now:  # somebody else is due at this very nanosecond
                 yield clock.at(clock.now_ns, Priority.PLAN)
 
     def _foresee(self) -> Event | None:
@@ -188,11 +188,11 @@ class Engine:
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""
         step, finished = self._core.complete()
-        launch = self._device.pop_oldest()
-        if launch.start_ns == launch.end_ns:
+        _, start_ns, end_ns, host_ns = self._device.pop_oldest()
+        if start_ns == end_ns:
             self._recorder.record_preemptions(step)
             return bool(step.preempted)
-        self._recorder.record(step, launch.start_ns, launch.end_ns, launch.host_ns, finished)
+        self._recorder.record(step, start_ns, end_ns, host_ns, finished)
         if finished is not NOTHING_ENDED:
             self._tell_clients(finished)
         return True

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
-from sim.step import Finished, SteadyRun, SteadyTimes, Step
+from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
 
 ITERATION_COLUMNS = (
     "lane",
@@ -124,6 +124,7 @@ class Recorder:
         self.requests = Table(REQUEST_COLUMNS)
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
+        self._pack_iteration, self._extend_iterations = self.iterations.pack, self.iterations.extend
         self._lane_ticks = [0]
         self._tables: Tables | None = None
         self._num_preempted = 0
@@ -133,29 +134,30 @@ class Recorder:
         """One completed, non-empty step and what its results ended. Mutates the recorder's marks on requests."""
         iteration = self._num_iterations
         self._num_iterations = iteration + 1
-        shape, chunks = step.shape, step.chunks
-        if step.lane >= len(self._lane_ticks):
-            self._lane_ticks.extend([0] * (step.lane + 1 - len(self._lane_ticks)))
+        chunks, lane = step.chunks, step.lane
+        num_decode, context_sum, context_sum_sq, context_max, prefills, sampled, padding, swapped, new = step.shape
+        if lane >= len(self._lane_ticks):
+            self._lane_ticks.extend([0] * (lane + 1 - len(self._lane_ticks)))
         if chunks or step.joined or step.left or step.admitted or step.preempted:
             self._record_changes(step, iteration, start_ns, end_ns)
-        if shape.num_decode:
-            self._lane_ticks[step.lane] += 1
-        self.iterations.extend(
-            self.iterations.pack(
-                step.lane,
+        if num_decode:
+            self._lane_ticks[lane] += 1
+        self._extend_iterations(
+            self._pack_iteration(
+                lane,
                 start_ns,
                 end_ns,
                 host_ns,
-                shape.num_decode,
-                shape.decode_context_sum,
-                shape.decode_context_sum_sq,
-                shape.decode_context_max,
+                num_decode,
+                context_sum,
+                context_sum_sq,
+                context_max,
                 len(chunks),
-                shape.prefill_tokens if shape.prefills else 0,
-                shape.num_sampled,
-                shape.num_padding_tokens,
-                shape.num_swapped_blocks,
-                shape.num_new_requests,
+                step.shape.prefill_tokens if prefills else 0,
+                sampled,
+                padding,
+                swapped,
+                new,
                 step.num_running,
                 step.num_waiting,
                 step.used_blocks,
@@ -166,6 +168,8 @@ class Recorder:
             )
         )
         self._num_preempted = 0
+        if finished is NOTHING_ENDED:
+            return
         for request in finished.finished:
             request.finished_iteration = iteration
             request.finished_ns = end_ns

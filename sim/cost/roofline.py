@@ -16,6 +16,7 @@ at 8k and 16k tokens, 1.01 to 1.12 for prompts of 8k and 16k. Small launches cos
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal, cast
 
 import numpy as np
@@ -103,6 +104,8 @@ class Roofline(CostModel):
         self._token_ns = self._elementwise_token_ns + self._allreduce_token_ns
         self._host_ns = options.host_us * 1e3
         self._host_request_ns = options.host_us_per_request * 1e3
+        self._context_free_decode_ns = cache(lambda decodes, sampled: self._context_free_ns(decodes, (), sampled))
+        """Batches that only decode are few by size and many by number."""
 
     @classmethod
     def build(cls, options: CostOptions, target: Target) -> Roofline:
@@ -112,9 +115,12 @@ class Roofline(CostModel):
 
     def price(self, shape: StepShape) -> int:
         """The sum of the groups, rounded to ns; at least 1."""
-        num_decode = shape.num_decode
-        ns = self._context_free_ns(num_decode, shape.prefills, shape.num_sampled)
-        kv_tokens = shape.decode_context_sum + num_decode
+        num_decode, context_sum, _, _, prefills, num_sampled, _, _, _ = shape
+        if prefills:
+            ns = self._context_free_ns(num_decode, prefills, num_sampled)
+        else:
+            ns = self._context_free_decode_ns(num_decode, num_sampled)
+        kv_tokens = context_sum + num_decode
         ns += kv_tokens * self._decode_kv_token_ns
         if self._window is not None:
             ns += min(kv_tokens, num_decode * self._window.num_tokens) * self._window.decode_kv_token_ns
@@ -123,7 +129,7 @@ class Roofline(CostModel):
     def price_decode_run(self, shape: StepShape, num_steps: int) -> NDArray[np.int64]:
         """As `price`: while the batch decodes on, only the KV that it reads grows."""
         num_decode = shape.num_decode
-        ns = self._context_free_ns(num_decode, (), shape.num_sampled)
+        ns = self._context_free_decode_ns(num_decode, shape.num_sampled)
         kv_tokens = decode_contexts(shape, num_steps) + num_decode
         run = ns + kv_tokens * self._decode_kv_token_ns
         if self._window is not None:

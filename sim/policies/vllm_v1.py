@@ -107,7 +107,8 @@ class VllmV1(VllmV1Reference):
         if not self._is_caching:
             request.num_blocks = blocks_for(request.num_computed_tokens, self.config.block_size)
         if num_in_flight and self._last_step is not None:
-            self._last_step.rows.append(Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True))
+            row = Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True)
+            self._last_step.rows = [*self._last_step.rows, row]
 
     # ------------------------------------------------------------------ steps that change nothing
 
@@ -117,17 +118,18 @@ class VllmV1(VllmV1Reference):
             return super().plan(now_ns)
         batch, shape = self._batch, self._decode_shape()
         num_new_blocks = self._advance_members()
-        self._last_step = V1Step(
+        kv = self.kv
+        self._last_step = step = V1Step(
             shape,
             len(self._running),
             len(self._waiting),
-            self.kv.used_blocks,
+            kv.usable_blocks - kv.free_blocks,
             num_new_blocks,
-            shape.decode_context_sum + batch.num_decode,
+            batch.context_sum,
             blocked_by,
             batch.tick,
         )
-        return self._last_step
+        return step
 
     def update(self, step: Step) -> Finished:
         tick = step.tick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sim.request import NEVER, Request
@@ -68,7 +69,7 @@ class Row:
 class V1Step(Step):
     """A step with the rows of its batch, in order; a planner may keep steady decodes out of `rows`."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: Sequence[Row] = ()
 
 
 @dataclass(slots=True)
