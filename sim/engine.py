@@ -133,7 +133,7 @@ class Engine:
                 if self._foreseen is not None:
                     self._settle(side="left")
             else:
-                now_ns = clock.now_ns
+                now_ns = int(env.now)
                 for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
                 if not device.num_computing:  # 2. nothing to compute: wait for work

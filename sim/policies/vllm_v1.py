@@ -116,16 +116,16 @@ class VllmV1(VllmV1Reference):
         blocked_by = self._unchanged_but_for()
         if blocked_by is None:
             return super().plan(now_ns)
-        batch, shape = self._batch, self._decode_shape()
+        batch, kv = self._batch, self.kv
+        num_decode, sums = batch.num_decode, batch.context_sums()
         num_new_blocks = self._advance_members()
-        kv = self.kv
         self._last_step = step = V1Step(
-            shape,
+            StepShape(num_decode, *sums, (), num_decode),
             len(self._running),
             len(self._waiting),
             kv.usable_blocks - kv.free_blocks,
             num_new_blocks,
-            batch.context_sum,
+            sums[0] + num_decode,
             blocked_by,
             batch.tick,
         )
@@ -161,7 +161,7 @@ class VllmV1(VllmV1Reference):
         if fitting < min_steps:
             return None
         return SteadyRun(
-            self._decode_shape(),
+            StepShape(batch.num_decode, *batch.context_sums(), (), batch.num_decode),
             num_new_blocks[:fitting],
             len(self._running),
             len(self._waiting),
@@ -203,10 +203,6 @@ class VllmV1(VllmV1Reference):
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
         return certain and not self._fits(head.num_tokens, NO_HIT, 0)
-
-    def _decode_shape(self) -> StepShape:
-        num_decode = self._batch.num_decode
-        return StepShape(num_decode, *self._batch.context_sums(), (), num_decode)
 
     def _advance_members(self) -> int:
         """One step that does nothing but let the members decode; their blocks fit. Returns how many they took."""
