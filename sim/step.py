@@ -57,11 +57,6 @@ class StepShape(NamedTuple):
         """Tokens over all prefill chunks."""
         return sum([num_tokens for num_tokens, _ in self.prefills])
 
-    @property
-    def num_scheduled_tokens(self) -> int:
-        """Tokens that the iteration computes."""
-        return self.num_decode + self.prefill_tokens
-
 
 class Chunk(NamedTuple):
     """A piece of one request's prefill. `is_last`: it completes the prefill, so a token is sampled."""

@@ -225,7 +225,7 @@ class VllmV1Base(Policy):
         plan.rows[row.request] = row
         plan.budget -= row.num_tokens
 
-    # ---- part B: admission from the waiting queue
+    # ---- admission from the waiting queue
 
     def _admit_waiting(self, plan: Plan) -> None:
         waiting, running, max_running = self._waiting, self._running, self._max_running

@@ -313,7 +313,7 @@ LATENT = LatentAttention(kv_lora_rank=16, qk_rope_head_dim=3, qk_nope_head_dim=5
 def attention_ns(shape, gpu=TOY_GPU, **changes):
     """Of latent attention with its products: what is left of a step when all else is taken away."""
     rest = 100_000 + 2 * 10_000
-    num_tokens, is_slow = shape.num_scheduled_tokens, gpu is SLOW_GPU
+    num_tokens, is_slow = shape.num_decode + shape.prefill_tokens, gpu is SLOW_GPU
     if is_slow:
         rest += 1000 * (2 * 2 * num_tokens * 288 + 2 * shape.num_sampled * 80)
     else:
