@@ -23,7 +23,7 @@ from sim.policies.base import POLICIES, EngineOptions
 from sim.scenario_errors import check_known, scenario_error
 from sim.scenario_file import idle_nulls, lay_over, overlay_from_overrides, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
-from sim.workload.traffic import TrafficClass
+from sim.workload.traffic import Scale, TrafficClass
 
 
 def refusal(found: str, *, valid: str = "", remedy: str = "", **place: str) -> PydanticCustomError:
@@ -100,6 +100,7 @@ class Scenario(Options):
     arrivals: Annotated[ArrivalOptions, OneOf(ARRIVALS)] | None = Field(
         default=None, description="one arrival process for all classes, which split it by their share"
     )
+    scale: Scale | None = Field(default=None, description="what if there were more, or longer, requests")
     run: RunOptions = Field(default_factory=RunOptions)
     slo: Slo = Field(default_factory=dict, description="service level objectives: <statistic>_<metric>_ms, ms")
     compare: dict[str, dict[str, Any]] = Field(

@@ -167,7 +167,7 @@ def _variants(scenarios: tuple[Scenario, ...]) -> dict[str, Scenario]:
 
 def _describe_same_traffic(one: Scenario, other: Scenario) -> bool:
     return one.folder == other.folder and all(
-        getattr(one, key) == getattr(other, key) for key in ("seed", "traffic", "arrivals", "run")
+        getattr(one, key) == getattr(other, key) for key in ("seed", "traffic", "arrivals", "scale", "run")
     )
 
 
