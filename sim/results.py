@@ -20,7 +20,8 @@ from sim.metrics.latency import LATENCIES, Latency, request_latencies
 from sim.metrics.limits import Breakdown, find_limits
 from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, iteration_load, kv_load, waste
 from sim.metrics.occupancy import Spans, owned_spans
-from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
+from sim.metrics.slo import GOODPUT, SloTerm, good_requests, parse_slo, report_goodput, report_slo
+from sim.metrics.steady import report_steadiness
 from sim.metrics.throughput import throughput
 from sim.metrics.tokens import Gaps, TokenTimes
 from sim.metrics.window import Window, measurement_window, run_window
@@ -183,11 +184,12 @@ class Results:
             iterations=iteration_load(tables, self.spans, self.run_window.end_ns),
             limits=self.limits,
             makespan_s=self.run_window.duration_ns / NS_PER_S,
-            slo=self._slo_report(self.slo_terms, self.is_measured),
+            slo=self._slo_report(facts.slo, "slo", self.is_measured),
             waste=waste(tables),
             client=client_load(tables.requests, self.window, self.run_window.end_ns),
             cancellation=cancellations(tables, self.tokens),
             window=self._window_report(),
+            steady=report_steadiness(tables.requests, self.run_window.end_ns, facts.is_closed_loop),
             censored=self.censored,
             by_class={name: self._class_summary(name) for name in facts.class_names},
             by_prompt_tokens=[
@@ -228,11 +230,17 @@ class Results:
         ages_ns: Ints = self.run_window.end_ns - last_ns[is_open & self.facts.is_streaming]
         return ages_ns
 
-    def _slo_report(self, terms: tuple[SloTerm, ...], of: Bools) -> list[shape.SloTermReport]:
+    def _slo_report(self, slo: Mapping[str, float], place: str, of: Bools) -> list[shape.SloTermReport]:
         def values(metric: str) -> Distribution:
             return self._measured[metric] if of is self.is_measured else self.distribution(metric, of)
 
-        return [report_slo(term, values(term.metric), self._open_ns(term.metric, of)) for term in terms]
+        terms = parse_slo(slo, place)
+        reports = [report_slo(term, values(term.metric), self._open_ns(term.metric, of)) for term in terms]
+        if GOODPUT in slo and self.is_good is not None:
+            is_open = bool((of & (self.tables.requests["outcome"] == Outcome.UNFINISHED)).any())
+            share = float(self.is_good[of].mean()) if of.any() else None
+            reports.append(report_goodput(slo[GOODPUT], share, is_open))
+        return reports
 
     def _class_summary(self, name: str) -> shape.ClassSummary:
         mine = self._is_of_class(name)
@@ -244,7 +252,7 @@ class Results:
             metrics=self._metrics(distributions),
             throughput=self._throughput(mine),
             outcomes=count_outcomes(self.tables.requests, mine),
-            slo=self._slo_report(parse_slo(self.facts.class_slos.get(name, {}), f"slo of {name}"), measured),
+            slo=self._slo_report(self.facts.class_slos.get(name, {}), f"slo of {name}", measured),
         )
 
     def _by_size(self, metric: str, size: str) -> Iterator[tuple[int, int, Distribution]]:

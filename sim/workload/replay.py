@@ -13,6 +13,10 @@ from sim.workload.base import Ints, TraceOptions, TraceRows, no_shared_tokens
 from sim.workload.times import MAX_TIME_S, check_number
 
 
+_MIN_BLOCKS = 10
+"""A recording shorter than so many blocks has shorter blocks, so that there are some to draw from."""
+
+
 def in_arrival_order(
     arrival_ns: Ints,
     prompt_tokens: Ints,
@@ -86,13 +90,14 @@ def resampled(
 ) -> TraceRows:
     """Another recording with the same habits: blocks of `block_ns`, beginning anywhere, one after the other.
 
-    The circular block bootstrap in time: within a block everything is as recorded, and after the last of
+    The circular block bootstrap in time, with at least ten blocks to the recording: within a block everything is as recorded, and after the last of
     the recorded `span_ns` comes the first. It goes on until `num_requests` or `until_ns`, whichever comes
-    first, or for `span_ns`. A request that is drawn again shares no tokens with itself, only with others
+    first, or for `span_ns`; then time is stretched to the recorded mean rate, so that several of them differ
+    in everything but their load. A request that is drawn again shares no tokens with itself, only with others
     that are drawn as often.
     """
     arrival_ns = np.concatenate([rows.arrival_ns, rows.arrival_ns + span_ns])
-    block_ns = min(block_ns, span_ns)
+    block_ns = min(block_ns, -(-span_ns // _MIN_BLOCKS))
     if num_requests is None and until_ns is None:
         until_ns = span_ns
     pieces, times_ns, begin_ns, count = [], [], 0, 0
@@ -105,7 +110,11 @@ def resampled(
     drawn = np.concatenate(pieces)[:num_requests]
     chosen = _select(rows, drawn)
     tokens = chosen.tokens if chosen.tokens is no_shared_tokens else _per_copy(chosen.tokens, _copies(drawn))
-    return TraceRows(np.concatenate(times_ns)[:num_requests], chosen.prompt_tokens, chosen.output_tokens, tokens)
+    drawn_ns = np.concatenate(times_ns)[:num_requests]
+    whole_ns = begin_ns if len(drawn) == count else int(drawn_ns[-1]) + 1
+    stretch = len(drawn) * span_ns / (len(rows) * whole_ns)
+    arrival_ns = np.rint(drawn_ns * stretch).astype(np.int64)
+    return TraceRows(arrival_ns, chosen.prompt_tokens, chosen.output_tokens, tokens)
 
 
 def _span_ns(rows: TraceRows, options: TraceOptions) -> int:
