@@ -14,6 +14,8 @@ import sys
 import numpy as np
 
 from sim.metrics.stats import (
+    Floats,
+    Interval,
     bootstrap_interval,
     find_warm_up,
     mean_interval,
@@ -23,6 +25,9 @@ from sim.metrics.stats import (
     run_percentile_interval,
 )
 from sim.rng import stream
+
+Coverage = dict[str, tuple[float, int]]
+"""Figure -> the share of intervals that hold the truth, and how many there were."""
 
 NUM_CUSTOMERS = 50_000
 """Of a run that is judged by itself."""
@@ -36,7 +41,7 @@ NUM_IN_GROUP = 4_000
 """Customers of each of them."""
 
 
-def services(queue, shape, rng):
+def services(queue: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Floats, float]:
     """Service times with mean 1, and the mean of their squares."""
     if queue == "M/D/1":
         return np.ones(shape), 1.0
@@ -47,13 +52,13 @@ def services(queue, shape, rng):
     return np.where(long, 2.5, 0.625), 0.2 * 2.5**2 + 0.8 * 0.625**2
 
 
-def waits(gaps, served):
+def waits(gaps: Floats, served: Floats) -> Floats:
     """Waits of successive customers (along the last axis): a random walk above its lowest point so far."""
     walk = np.cumsum(np.concatenate([np.zeros((len(gaps), 1)), served[:, :-1] - gaps[:, 1:]], axis=1), axis=1)
     return walk - np.minimum.accumulate(walk, axis=1)
 
 
-def intervals(queue, wait, response):
+def intervals(queue: str, wait: Floats, response: Floats) -> dict[str, Interval]:
     """Figure -> its interval from one run."""
     cut = find_warm_up(wait).num_cut
     wait, response = wait[cut:], response[cut:]
@@ -64,7 +69,7 @@ def intervals(queue, wait, response):
     return found
 
 
-def truths(queue, second_moment):
+def truths(queue: str, second_moment: float) -> dict[str, float]:
     figures = {"mean wait, batch means": LOAD * second_moment / (2 * (1 - LOAD))}
     if queue == "M/M/1":
         figures["p99 response, order statistics"] = np.log(100) / (1 - LOAD)
@@ -72,10 +77,10 @@ def truths(queue, second_moment):
     return figures
 
 
-def measure(queue, num_replications, num_customers=NUM_CUSTOMERS):
+def measure(queue: str, num_replications: int, num_customers: int = NUM_CUSTOMERS) -> Coverage:
     """Figure -> the share of intervals from one run that hold the truth, and how many there were."""
     rng = stream(1, f"coverage/{queue}")
-    hits = {}
+    hits: dict[str, list[bool]] = {}
     for _ in range(num_replications // NUM_AT_ONCE):
         shape = (NUM_AT_ONCE, num_customers)
         served, second_moment = services(queue, shape, rng)
@@ -84,13 +89,13 @@ def measure(queue, num_replications, num_customers=NUM_CUSTOMERS):
             found = intervals(queue, wait[row], wait[row] + served[row])
             for figure, truth in truths(queue, second_moment).items():
                 hits.setdefault(figure, []).append(found[figure].has(truth))
-    return {figure: (np.mean(found), len(found)) for figure, found in hits.items()}
+    return {figure: (float(np.mean(found)), len(found)) for figure, found in hits.items()}
 
 
-def measure_groups(queue, num_groups):
+def measure_groups(queue: str, num_groups: int) -> Coverage:
     """The same for intervals from several runs, and for the difference that 10 % less load makes to the same ones."""
     rng = stream(1, f"coverage/{queue}/groups")
-    hits = {"mean wait, replications": [], "difference of two loads, paired": []}
+    hits: dict[str, list[bool]] = {"mean wait, replications": [], "difference of two loads, paired": []}
     for _ in range(num_groups):
         shape, cut = (GROUP, NUM_IN_GROUP), NUM_IN_GROUP // 10
         gaps = rng.exponential(1.0, shape)
@@ -99,22 +104,26 @@ def measure_groups(queue, num_groups):
         truth, less = (load * second_moment / (2 * (1 - load)) for load in (LOAD, LOAD - 0.1))
         hits["mean wait, replications"].append(mean_interval(ours).has(truth))
         hits["difference of two loads, paired"].append(paired_difference(ours, theirs).has(truth - less))
-    return {figure: (np.mean(found), len(found)) for figure, found in hits.items()}
+    return {figure: (float(np.mean(found)), len(found)) for figure, found in hits.items()}
 
 
-def measure_independent(num_replications, num_values=1000):
+def mean(values: Floats) -> float:
+    return float(values.mean())
+
+
+def measure_independent(num_replications: int, num_values: int = 1000) -> Coverage:
     """The same for independent values (ranks) and for a moving average of them (bootstrap of blocks)."""
     rng = stream(1, "coverage/independent")
-    hits = {"p90, binomial ranks": [], "mean, bootstrap of blocks": []}
+    hits: dict[str, list[bool]] = {"p90, binomial ranks": [], "mean, bootstrap of blocks": []}
     for _ in range(num_replications):
         values = rng.exponential(1.0, num_values)
         hits["p90, binomial ranks"].append(percentile_interval(values, 90).has(np.log(10)))
-        found = bootstrap_interval((values[1:] + values[:-1]) / 2, np.mean, rng, block=20, num_resamples=300)
+        found = bootstrap_interval((values[1:] + values[:-1]) / 2, mean, rng, block=20, num_resamples=300)
         hits["mean, bootstrap of blocks"].append(found.has(1.0))
-    return {figure: (np.mean(found), len(found)) for figure, found in hits.items()}
+    return {figure: (float(np.mean(found)), len(found)) for figure, found in hits.items()}
 
 
-def main():
+def main() -> None:
     num = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     for queue in ("M/M/1", "M/D/1", "M/G/1"):
         for figure, (share, tries) in (measure(queue, num) | measure_groups(queue, num)).items():

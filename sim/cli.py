@@ -21,6 +21,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from sim.cli_options import (
+    AllowImports,
+    AsJson,
+    Dask,
+    Jobs,
+    MaxReplications,
+    Out,
+    Overrides,
+    Precision,
+    Requests,
+    ScenarioPath,
+    Seed,
+)
 from sim.errors import ScenarioError, UserError
 
 if TYPE_CHECKING:
@@ -42,30 +55,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _folder(name: str) -> Path:
-    if not name:
-        raise UserError("--out ''", "names no folder", remedy="For the current one write --out . (a dot).")
-    return Path(name)
-
-
-ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", parser=_folder, metavar="DIR", help="folder for tables, summary and plots", show_default=False
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.KEY=VALUE", help="change the scenario; may be repeated", show_default=False),
-]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="replace the scenario's seed", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
-AllowImports = Annotated[
-    bool, typer.Option("--allow-imports", help="let the scenario name classes outside servesim; this runs their code")
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,6 +131,10 @@ def compare(
     out: Out = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    capacities: Annotated[
+        bool, typer.Option("--capacity", help="compare the largest loads that meet the SLO, with a paired interval")
+    ] = False,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
@@ -150,6 +143,9 @@ def compare(
 
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
     _check_folder(out)
+    if capacities:
+        _compare_capacities(loaded, out, jobs, as_json)
+        return
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
     if out is not None:
@@ -162,6 +158,94 @@ def compare(
     from sim.report.console import comparison_report
 
     _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
+    _name(written)
+
+
+@app.command()
+def capacity(
+    scenario: ScenarioPath,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", min=1e-9, help="requests/s to find a number of replicas for", show_default=False),
+    ] = None,
+    low: Annotated[float | None, typer.Option("--low", help="search from this load", show_default=False)] = None,
+    high: Annotated[float | None, typer.Option("--high", help="search up to this load", show_default=False)] = None,
+    precision: Precision = 0.02,
+    max_replications: MaxReplications = 40,
+    requests: Requests = None,
+    out: Out = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Find the largest load that meets the SLO, with a confidence interval."""
+    from sim.planning.capacity import find_capacity
+    from sim.planning.headroom import answer, changes
+    from sim.planning.workers import Workers
+    from sim.report.planning import capacity_report
+    from sim.report.progress import progress_line
+
+    loaded, workers = _load(scenario, overrides, seed, allow_imports), Workers(jobs, dask)
+    _check_folder(out)
+    with progress_line() as progress:
+        found = find_capacity(
+            loaded,
+            low=low,
+            high=high,
+            precision=precision,
+            max_replications=max_replications,
+            num_requests=requests,
+            workers=workers,
+            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+        )
+        progress("trying rises", None, None)
+        said = answer(found, changes(found, workers), rate)
+    _answer(said, capacity_report(said), out, "capacity.json", as_json)
+
+
+@app.command()
+def sweep(
+    scenario: ScenarioPath,
+    out: Out = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="count the points, and run none")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="yes, so many points are meant")] = False,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Simulate every point of the `sweep` section; with --out, go on where an earlier call stopped."""
+    from sim.planning.sweep import Plan
+    from sim.planning.sweep import sweep as run_sweep
+    from sim.planning.workers import Workers
+    from sim.report.planning import sweep_report
+    from sim.report.progress import progress_line
+
+    loaded = _load(scenario, overrides, seed, allow_imports)
+    if dry_run:
+        plan = Plan(loaded)
+        finished = "" if out is None else f", {plan.num_finished(out):,} of them finished in {out}"
+        typer.echo(f"{plan.num_points:,} points{finished}")
+        return
+    _check_folder(out)
+    with progress_line() as progress:
+        swept = run_sweep(
+            loaded,
+            out,
+            workers=Workers(jobs, dask),
+            many=yes,
+            progress=lambda num, total: progress(f"{num} of {total} points", num, total),
+        )
+    written = [] if out is None else swept.save(out)
+    if as_json:
+        _print_json(swept.to_dict())
+        return
+    _show(sweep_report(swept.table, title=loaded.name))
     _name(written)
 
 
@@ -267,6 +351,37 @@ def calibrate(context: typer.Context) -> None:
     """Make cost artifacts from measured kernels and check predictions; see `servesim calibrate --help`."""
     calibration = import_module("calibration.cli")  # by name: the simulator itself must run without it
     calibration.app(context.args, prog_name="servesim calibrate")
+
+
+def _compare_capacities(scenarios: list[Scenario], out: Path | None, jobs: int | None, as_json: bool) -> None:
+    from sim.planning.ratio import compare_capacities
+    from sim.planning.workers import Workers
+    from sim.report.planning import capacity_comparison_report
+    from sim.report.progress import progress_line
+
+    with progress_line() as progress:
+        said = compare_capacities(
+            *scenarios,
+            workers=Workers(jobs),
+            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+        ).to_dict()
+    report = capacity_comparison_report(said, title=scenarios[0].name)
+    _answer(said, report, out, "capacities.json", as_json)
+
+
+def _answer(said: dict[str, Any], report: Iterable[RenderableType], out: Path | None, name: str, as_json: bool) -> None:
+    """Show an answer, and store it under `name` if a folder is given."""
+    from sim.storage import atomic_path
+
+    if out is not None:
+        with atomic_path(out / name) as path:
+            path.write_text(json.dumps(said, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        _print_json(said)
+        return
+    _show(report)
+    if out is not None:
+        _name([out / name])
 
 
 def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:

@@ -117,8 +117,8 @@ def percentile_interval(values: Values, percent: float, level: float = LEVEL) ->
     from scipy.stats import binom
 
     num, share = len(values), percent / 100
-    below, above = binom.ppf([(1 - level) / 2, (1 + level) / 2], num, share)
-    return _between_ranks(values, percent, float(below), float(above) + 1, level)
+    below, above = (float(binom.ppf((1 + sign * level) / 2, num, share)) for sign in (-1, 1))
+    return _between_ranks(values, percent, below, above + 1, level)
 
 
 def run_percentile_interval(
@@ -158,7 +158,7 @@ def bootstrap_interval(
 
 
 def circular_blocks(num: int, block: int, rng: np.random.Generator) -> Ints:
-    """Positions 0 to `num` - 1 as blocks of `block` neighbours drawn with replacement; the end adjoins the beginning."""
+    """Positions 0 to `num` - 1 as blocks of `block` neighbours, drawn with replacement from a circle."""
     starts = rng.integers(num, size=-(-num // block))
     positions: Ints = ((starts[:, None] + np.arange(block)) % num).ravel()[:num]
     return positions

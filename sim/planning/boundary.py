@@ -29,7 +29,10 @@ def score_at(targets: Sequence[Target], observations: Sequence[Observation]) -> 
 
 
 def crossing(
-    targets: Sequence[Target], loads: Sequence[float], observations: Sequence[Sequence[Observation]], level: float = LEVEL
+    targets: Sequence[Target],
+    loads: Sequence[float],
+    observations: Sequence[Sequence[Observation]],
+    level: float = LEVEL,
 ) -> Crossing:
     """Where the targets' limits lie. `observations[i][j]`: replication j at `loads[i]` (increasing, two or more).
 
@@ -52,9 +55,7 @@ def crossing(
 
 
 def _scores(targets: Sequence[Target], observations: Sequence[Observation]) -> list[float]:
-    return [
-        target.score([observation.tallies[i] for observation in observations]) for i, target in enumerate(targets)
-    ]
+    return [target.score([observation.tallies[i] for observation in observations]) for i, target in enumerate(targets)]
 
 
 def _root(at: Floats, scores: Floats) -> float:

@@ -29,6 +29,8 @@ PRECISION = 0.02
 MAX_REPLICATIONS = 40
 FIRST_REPLICATIONS = 6
 """Before these are made nobody asks how precise the answer is."""
+_MORE_REPLICATIONS = 2
+"""Between two such questions; a fixed number, so that the answer does not depend on the workers."""
 
 _STEP = 4.0
 """Between the loads that look for a range."""
@@ -48,48 +50,8 @@ Progress = Callable[[str, int], None]
 """Told what is being done, and how many runs are finished."""
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """The answer to "how much can this serve"; see `find_capacity`."""
-
-    scenario: Scenario
-    load: Load
-    """What was varied, and what the scenario asks for."""
-    targets: tuple[Target, ...]
-    boundary: Interval
-    """Of the load, in its unit. Whole numbers of clients are rounded down."""
-    crossing: Crossing
-    num_replications: int
-    num_runs: int
-    requests_per_run: int
-    below: float
-    """The largest load that was replicated and does not lie beyond the boundary."""
-    observations: tuple[Observation, ...] = field(repr=False)
-    """The replications at `below`."""
-    precision: float = PRECISION
-
-    @property
-    def binding(self) -> str:
-        """The target that gives way first."""
-        return self.crossing.binding.name
-
-    @property
-    def is_precise(self) -> bool:
-        """Whether the interval is as narrow as was asked for."""
-        return self.crossing.interval.relative_half_width <= self.precision
-
-    @cached_property
-    def values(self) -> dict[str, float | None]:
-        """Target -> its statistic at `below`, averaged over the replications that observed it."""
-        values: dict[str, float | None] = {}
-        for i, target in enumerate(self.targets):
-            seen = [value for one in self.observations if (value := one.tallies[i].value) is not None]
-            values[target.name] = float(np.mean(seen)) if seen else None
-        return values
-
-
 @dataclass
-class _Search:
+class Search:
     """Runs that were made, and the making of more."""
 
     scenario: Scenario
@@ -127,6 +89,76 @@ class _Search:
         return sorted({float(max(1, round(load))) for load in loads} if self.load.is_whole else set(loads))
 
 
+@dataclass(frozen=True)
+class Capacity:
+    """The answer to "how much can this serve"; see `find_capacity`."""
+
+    search: Search
+    pair: tuple[float, float]
+    """The loads that were replicated, on either side of the boundary as a rule."""
+    crossing: Crossing
+    num_replications: int
+    precision: float
+
+    @property
+    def scenario(self) -> Scenario:
+        """What was asked about."""
+        return self.search.scenario
+
+    @property
+    def load(self) -> Load:
+        """What was varied, and how much of it the scenario has."""
+        return self.search.load
+
+    @property
+    def boundary(self) -> Interval:
+        """Of the load, in its unit; whole numbers of clients are rounded down."""
+        interval = self.crossing.interval
+        if not self.load.is_whole or not np.isfinite([interval.low, interval.high]).all():
+            return interval
+        value, low, high = (float(math.floor(x)) for x in (interval.value, interval.low, interval.high))
+        return Interval(value, low, high, interval.level)
+
+    @property
+    def binding(self) -> str:
+        """The target that gives way first."""
+        return self.crossing.binding.name
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the interval is as narrow as was asked for."""
+        return self.crossing.interval.relative_half_width <= self.precision
+
+    @property
+    def below(self) -> float:
+        """The larger of the replicated loads that does not lie beyond the boundary."""
+        return max((load for load in self.pair if load <= self.crossing.interval.value), default=self.pair[0])
+
+    @cached_property
+    def observations(self) -> list[Observation]:
+        """The replications at `below`."""
+        num_requests = self.search.num_requests
+        return [self.search.runs[self.below, i, num_requests] for i in range(self.num_replications)]
+
+    @cached_property
+    def values(self) -> dict[str, float | None]:
+        """Target -> its statistic at `below`, averaged over the replications that observed it."""
+        values: dict[str, float | None] = {}
+        for i, target in enumerate(self.search.targets):
+            seen = [value for one in self.observations if (value := one.tallies[i].value) is not None]
+            values[target.name] = float(np.mean(seen)) if seen else None
+        return values
+
+    def extended(self, num_replications: int) -> Capacity:
+        """The same from more replications at the same two loads."""
+        if num_replications <= self.num_replications:
+            return self
+        search = self.search
+        search.observe(self.pair, range(num_replications), search.num_requests, "replicating")
+        estimate = search.crossing(self.pair, num_replications, self.crossing.interval.level)
+        return Capacity(search, self.pair, estimate, num_replications, self.precision)
+
+
 def find_capacity(
     scenario: Scenario,
     *,
@@ -150,7 +182,7 @@ def find_capacity(
     load = load_of(scenario)
     targets = targets_of(scenario, has_stability=is_steady(scenario) and not load.is_whole)
     num_requests = num_requests or _enough_requests(targets)
-    search = _Search(scenario, load, targets, workers or Workers(), progress, num_requests)
+    search = Search(scenario, load, targets, workers or Workers(), progress, num_requests)
     bottom, top = _narrowed(search, *_bracketed(search, low, high))
     loads = _placed(search, math.sqrt(bottom * top))
     return _replicated(search, loads, precision, level, max_replications)
@@ -163,7 +195,7 @@ def _enough_requests(targets: Sequence[Target]) -> int:
     return min(max(round(_BEYOND / (1 - percent / 100)), _MIN_REQUESTS), _MAX_REQUESTS)
 
 
-def _bracketed(search: _Search, low: float | None, high: float | None) -> tuple[float, float]:
+def _bracketed(search: Search, low: float | None, high: float | None) -> tuple[float, float]:
     """Two loads, of which the lower one meets all targets and the higher one does not."""
     num = _pilot(search)
     if low is not None or high is not None:
@@ -183,7 +215,7 @@ def _bracketed(search: _Search, low: float | None, high: float | None) -> tuple[
     raise _unbounded(search, tried[-1], num) if upwards else _hopeless(search, tried[-1], num)
 
 
-def _given_range(search: _Search, low: float | None, high: float | None, num: int) -> tuple[float, float]:
+def _given_range(search: Search, low: float | None, high: float | None, num: int) -> tuple[float, float]:
     low = search.load.value / _STEP**_MAX_STEPS if low is None else low
     high = search.load.value * _STEP**_MAX_STEPS if high is None else high
     low, high = search.rounded([low])[0], search.rounded([high])[0]
@@ -197,7 +229,7 @@ def _given_range(search: _Search, low: float | None, high: float | None, num: in
     return low, high
 
 
-def _narrowed(search: _Search, low: float, high: float) -> tuple[float, float]:
+def _narrowed(search: Search, low: float, high: float) -> tuple[float, float]:
     """The same range, cut to a third each round by two runs inside it."""
     num = _pilot(search)
     while high / low > _NARROW:
@@ -214,11 +246,11 @@ def _narrowed(search: _Search, low: float, high: float) -> tuple[float, float]:
     return low, high
 
 
-def _pilot(search: _Search) -> int:
+def _pilot(search: Search) -> int:
     return max(_MIN_REQUESTS // 2, round(_PILOT_SHARE * search.num_requests))
 
 
-def _placed(search: _Search, centre: float) -> list[float]:
+def _placed(search: Search, centre: float) -> list[float]:
     """Loads around `centre` that enclose the boundary according to the first replications."""
     loads = _around(search, centre)
     for _ in range(_MAX_MOVES):
@@ -230,44 +262,26 @@ def _placed(search: _Search, centre: float) -> list[float]:
     return loads
 
 
-def _around(search: _Search, centre: float) -> list[float]:
+def _around(search: Search, centre: float) -> list[float]:
     spread = max(_SPREAD, 1 / centre) if search.load.is_whole else _SPREAD
     return search.rounded([centre * math.exp(step * spread) for step in (-1, 0, 1)])
 
 
-def _replicated(
-    search: _Search, loads: list[float], precision: float, level: float, max_replications: int
-) -> Capacity:
+def _replicated(search: Search, loads: list[float], precision: float, level: float, max_replications: int) -> Capacity:
     """Replicate at the two loads around the boundary until it is known well enough."""
     num = FIRST_REPLICATIONS
     estimate = search.crossing(loads, num, level)
     right = int(np.clip(np.searchsorted(loads, estimate.interval.value), 1, len(loads) - 1))
-    pair = loads[right - 1 : right + 1]
+    pair = (loads[right - 1], loads[right])
     estimate = search.crossing(pair, num, level)
     while estimate.interval.relative_half_width > precision and num < max_replications:
-        num = min(num + 2, max_replications)
+        num = min(num + _MORE_REPLICATIONS, max_replications)
         search.observe(pair, range(num), search.num_requests, "replicating")
         estimate = search.crossing(pair, num, level)
-    below = max((load for load in pair if load <= estimate.interval.value), default=pair[0])
-    interval = estimate.interval
-    if search.load.is_whole:
-        interval = Interval(*(float(math.floor(x)) for x in (interval.value, interval.low, interval.high)), level)
-    return Capacity(
-        scenario=search.scenario,
-        load=search.load,
-        targets=search.targets,
-        boundary=interval,
-        crossing=estimate,
-        num_replications=num,
-        num_runs=len(search.runs),
-        requests_per_run=search.num_requests,
-        below=below,
-        observations=tuple(search.runs[below, i, search.num_requests] for i in range(num)),
-        precision=precision,
-    )
+    return Capacity(search, pair, estimate, num, precision)
 
 
-def _hopeless(search: _Search, load: float, num: int) -> ScenarioError:
+def _hopeless(search: Search, load: float, num: int) -> ScenarioError:
     """Not even the smallest load meets the SLO: which target fails, and what it comes to."""
     tallies = search.runs[load, 0, num].tallies
     scores = [target.score([tally]) for target, tally in zip(search.targets, tallies, strict=True)]
@@ -275,13 +289,13 @@ def _hopeless(search: _Search, load: float, num: int) -> ScenarioError:
     target, value = search.targets[worst], tallies[worst].value
     return ScenarioError(
         f"{search.scenario.place}: slo.{target.name}",
-        f"not even {load:.3g} {search.load.unit} meet it: {_shown(target, value)} at best, {_shown(target, target.limit)} "
-        "asked for",
+        f"not even {load:.3g} {search.load.unit} meet it: {_shown(target, value)} at best",
+        valid=f"{_shown(target, target.limit)} was asked for",
         remedy="Relax it, or change model, hardware or engine.",
     )
 
 
-def _unbounded(search: _Search, load: float, num: int) -> ScenarioError:
+def _unbounded(search: Search, load: float, num: int) -> ScenarioError:
     tallies = search.runs[load, 0, num].tallies
     reached = ", ".join(
         f"{target.name} {_shown(target, tally.value)} of {_shown(target, target.limit)}"

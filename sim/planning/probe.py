@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.build import run
-from sim.clock import NS_PER_MS
+from sim.clock import NS_PER_MS, NS_PER_S
 from sim.errors import ScenarioError
 from sim.metrics.distribution import Bools, percent_of, to_ms
 from sim.metrics.latency import is_answered
@@ -25,6 +25,9 @@ STABILITY = "stability"
 
 GROWTH_LIMIT = 0.01
 """Seconds of wait by which a second of later arrival may cost more before a run counts as overloaded."""
+
+_NEVER_SEEN = math.log(0.01)
+"""Score of a target that is a hundredth of its limit or less, or that nothing was observed of."""
 
 _MAX_TAIL = 0.1
 """Share of the requests that may be left out because they ended while no new ones came."""
@@ -48,18 +51,20 @@ class Target:
         For a percentile it is the logarithm of the share of values beyond the limit over the share allowed
         there: shares add up over replications, percentiles do not.
         """
-        over, count = (sum(tally[i] for tally in tallies) for i in (0, 1))
+        over, count = sum(tally.over for tally in tallies), sum(tally.out_of for tally in tallies)
+        if count == 0:
+            return _NEVER_SEEN
         percent = percent_of(self.term.statistic) if self.term else None
         if self.name == STABILITY:
             ratio = over / count / GROWTH_LIMIT
         elif self.term is not None and percent is None:
-            ratio = over / max(count, 1) / self.limit
+            ratio = over / count / self.limit
         elif percent == 100:
             ratio = max(tally.value or 0.0 for tally in tallies) / self.limit
         else:
             allowed = 1 - (self.limit if percent is None else percent / 100)
-            ratio = max(over, 0.5) / max(count, 1) / allowed
-        return math.log(max(ratio, 0.01))
+            ratio = max(over, 0.5) / count / allowed
+        return max(math.log(max(ratio, 1e-300)), _NEVER_SEEN)
 
 
 class Tally(NamedTuple):
@@ -67,7 +72,7 @@ class Tally(NamedTuple):
 
     over: float
     """Values beyond the limit (percentiles), bad requests (goodput), the sum in ms (means), growth (stability)."""
-    count: float
+    out_of: float
     value: float | None
     """The statistic itself: milliseconds or a share; None when nothing was observed."""
 
@@ -84,8 +89,10 @@ class Observation:
     """Of the last ones, which ended while no new ones came."""
     is_settled: bool
     prompt_tokens: float
-    """Of all requests."""
+    """Of all requests together."""
     output_tokens: float
+    duration_s: float
+    """Of the whole run."""
     no_answer_share: float
     """Requests that were turned away or left, of those measured."""
 
@@ -124,6 +131,7 @@ def observe(task: tuple[Scenario, tuple[Target, ...]]) -> Observation:
         is_settled,
         float(requests["prompt_tokens"].sum()),
         float(requests["output_tokens"].sum()),
+        results.run_window.duration_ns / NS_PER_S,
         1 - float(is_answered(requests)[measured].mean()),
     )
 

@@ -92,8 +92,8 @@ def replication_note(scenario: Scenario) -> str:
     if all(entry.trace is None for entry in scenario.traffic):
         return "a replication is the scenario with another seed"
     return (
-        f"a replication of a trace is a bootstrap: blocks of {BLOCK_S:g} s of it (at most a tenth), drawn at random and "
-        "scaled to the rate"
+        f"a replication of a trace is a bootstrap: blocks of {BLOCK_S:g} s of it (at most a tenth), drawn at random "
+        "and scaled to the rate"
     )
 
 

@@ -37,7 +37,7 @@ class Workers:
                 yield position, function(task)
             return
         with self._backend(num_jobs) as parallel, _explained():
-            from joblib import delayed
+            from joblib import delayed  # type: ignore[import-untyped]  # it ships no types
 
             numbered = (delayed(_numbered)(function, position, task) for position, task in enumerate(tasks))
             yield from parallel(numbered)
@@ -68,7 +68,7 @@ def _client(address: str) -> Iterator[Any]:
     """A connection to a dask scheduler. Raises UserError where there is none."""
     place = f"--dask {address}"
     try:
-        from distributed import Client
+        from distributed import Client  # type: ignore[import-not-found,unused-ignore]  # an extra
     except ImportError:
         raise UserError(place, "dask is not installed", remedy="Install it: pip install 'servesim[cluster]'.") from None
     try:
@@ -88,7 +88,9 @@ def _client(address: str) -> Iterator[Any]:
 @contextmanager
 def _explained() -> Iterator[None]:
     """The death of a worker in the user's terms."""
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
+    from joblib.externals.loky.process_executor import (  # type: ignore[import-untyped]  # it ships no types
+        TerminatedWorkerError,
+    )
 
     try:
         yield

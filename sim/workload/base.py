@@ -208,7 +208,8 @@ class TraceOptions(Options):
     resample_s: PositiveSeconds | None = Field(
         default=None,
         description="play blocks of so many recorded seconds (at most a tenth of all), drawn at random again and "
-        "again, in place of the recording: as many as limit, num_requests or duration_s ask for, or else as long as recorded",
+        "again, in place of the recording: as many as limit, num_requests or duration_s ask for, or else as long as "
+        "recorded",
     )
     limit: Count | None = Field(default=None, description="play at most so many requests; default: all")
     rate_scale: Positive = Field(default=1.0, description="play so many times as fast as recorded")

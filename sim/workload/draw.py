@@ -58,8 +58,8 @@ def draw_traffic(
     class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
     classes' earliest arrivals the rest. A conversation counts with all of its turns, which are rows one
     after the other; the last one is cut to the number. No open request arrives and no open conversation
-    begins after `duration_ns`. Relative paths start at `folder`; `scale` multiplies rates and lengths. Raises ScenarioError, and TraceError for
-    files.
+    begins after `duration_ns`. Relative paths start at `folder`; `scale` multiplies rates and lengths. Raises
+    ScenarioError, and TraceError for files.
     """
     check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
     drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder, scale or Scale())

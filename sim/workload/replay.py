@@ -12,7 +12,6 @@ from sim.tokens import Run, TokenRuns
 from sim.workload.base import Ints, TraceOptions, TraceRows, no_shared_tokens
 from sim.workload.times import MAX_TIME_S, check_number
 
-
 _MIN_BLOCKS = 10
 """A recording shorter than so many blocks has shorter blocks, so that there are some to draw from."""
 
@@ -90,11 +89,11 @@ def resampled(
 ) -> TraceRows:
     """Another recording with the same habits: blocks of `block_ns`, beginning anywhere, one after the other.
 
-    The circular block bootstrap in time, with at least ten blocks to the recording: within a block everything is as recorded, and after the last of
-    the recorded `span_ns` comes the first. It goes on until `num_requests` or `until_ns`, whichever comes
-    first, or for `span_ns`; then time is stretched to the recorded mean rate, so that several of them differ
-    in everything but their load. A request that is drawn again shares no tokens with itself, only with others
-    that are drawn as often.
+    The circular block bootstrap in time, with at least ten blocks to the recording: within a block everything is
+    as recorded, and after the last of the recorded `span_ns` comes the first. It goes on
+    until `num_requests` or `until_ns`, whichever comes first, or for `span_ns`; then time is stretched to the recorded
+    mean rate, so that several of them differ in everything but their load. A request that is drawn again shares no
+    tokens with itself, only with others that are drawn as often.
     """
     arrival_ns = np.concatenate([rows.arrival_ns, rows.arrival_ns + span_ns])
     block_ns = min(block_ns, -(-span_ns // _MIN_BLOCKS))

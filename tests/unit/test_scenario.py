@@ -55,7 +55,7 @@ def error_of(data: dict, **options) -> str:
 
 
 SLO_TERMS = (
-    "expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
+    "expected goodput, or STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
     "ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl"
 )
 ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
@@ -206,8 +206,8 @@ def test_every_mistake_has_a_line():
     assert error_of(data).splitlines() == [
         "x.yaml: seed: expected a whole number, got 'x' (seed of every random stream).",
         "x.yaml: engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once).",
-        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, run, slo, "
-        "compare. Did you mean 'model'?",
+        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, scale, run, "
+        "slo, compare, sweep. Did you mean 'model'?",
     ]
 
 

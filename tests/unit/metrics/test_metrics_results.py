@@ -150,8 +150,9 @@ def test_an_unknown_slo_term_is_named():
     with pytest.raises(ScenarioError) as error:
         results_of_nothing({"p99_tfft_ms": 5}).summary()
     assert str(error.value) == (
-        "slo: unknown term 'p99_tfft_ms'; expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
-        "ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl. Did you mean 'p99_ttft_ms'?"
+        "slo: unknown term 'p99_tfft_ms'; expected goodput, or STATISTIC_METRIC_ms: mean, max or a percentile "
+        "(p50, p99, p999) of ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl. "
+        "Did you mean 'p99_ttft_ms'?"
     )
 
 
