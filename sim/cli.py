@@ -134,6 +134,9 @@ def compare(
     capacities: Annotated[
         bool, typer.Option("--capacity", help="compare the largest loads that meet the SLO, with a paired interval")
     ] = False,
+    precision: Precision = 0.02,
+    max_replications: MaxReplications = 40,
+    requests: Requests = None,
     jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
@@ -144,7 +147,8 @@ def compare(
     loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
     _check_folder(out)
     if capacities:
-        _compare_capacities(loaded, out, jobs, as_json)
+        search = {"precision": precision, "max_replications": max_replications, "num_requests": requests}
+        _compare_capacities(loaded, search, out, jobs, as_json)
         return
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
@@ -353,7 +357,9 @@ def calibrate(context: typer.Context) -> None:
     calibration.app(context.args, prog_name="servesim calibrate")
 
 
-def _compare_capacities(scenarios: list[Scenario], out: Path | None, jobs: int | None, as_json: bool) -> None:
+def _compare_capacities(
+    scenarios: list[Scenario], search: dict[str, Any], out: Path | None, jobs: int | None, as_json: bool
+) -> None:
     from sim.planning.ratio import compare_capacities
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_comparison_report
@@ -362,6 +368,7 @@ def _compare_capacities(scenarios: list[Scenario], out: Path | None, jobs: int |
     with progress_line() as progress:
         said = compare_capacities(
             *scenarios,
+            **search,
             workers=Workers(jobs),
             progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
         ).to_dict()
