@@ -160,10 +160,11 @@ class RunningBatch:
         tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
         if not num_decode:
             return 0, 0, 0
-        if self._max_offset is None:
-            self._max_offset = self._longest_offset()
-        sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
-        return offset_sum + num_decode * tick, sum_sq, tick + self._max_offset
+        max_offset = self._max_offset
+        if max_offset is None:
+            max_offset = self._max_offset = self._longest_offset()
+        gained = num_decode * tick
+        return offset_sum + gained, self._offset_sum_sq + tick * (2 * offset_sum + gained), tick + max_offset
 
     def _longest_offset(self) -> int:
         """The largest offset of a member. Forgets entries of those who left."""

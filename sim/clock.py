@@ -80,11 +80,7 @@ class Clock:
                 f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
                 remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
             )
-        event = Event(env)
-        event._ok = True
-        event._value = None
-        env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
-        return event
+        return _Occurrence(env, priority, delay_ns)
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
         """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
@@ -105,6 +101,17 @@ class Clock:
         with _collecting_rarely():
             while env.peek() <= until_ns:
                 env.step()
+
+
+class _Occurrence(Event):
+    """What simpy.Timeout is, with a priority: an event that has its value when it is scheduled."""
+
+    def __init__(self, env: simpy.Environment, priority: Priority, delay_ns: int) -> None:
+        self.env = env
+        self.callbacks = []
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
 
 
 @contextmanager

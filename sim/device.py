@@ -43,22 +43,28 @@ class Device:
     def launch(self, step: Step, now_ns: int) -> None:
         """Accept a step that was planned at `now_ns`."""
         shape = step.shape
-        if not shape.num_decode and step.is_empty:
+        if not shape.num_decode and not step.chunks:
             end_ns = self._launches[-1][2] if self._launches else now_ns
             self._launches.append((step, end_ns, end_ns, 0))
             return
-        host_ns, price_ns = self._cost.host_ns(shape), self._cost.price(shape)
-        ready_ns = (now_ns if now_ns > self._host_free_ns else self._host_free_ns) + host_ns
-        self._host_free_ns = ready_ns
-        start_ns = ready_ns if ready_ns > self._free_ns else self._free_ns
+        cost = self._cost
+        host_ns = cost.host_ns(shape)
+        start_ns = self._host_free_ns
+        if now_ns > start_ns:
+            start_ns = now_ns
+        start_ns += host_ns
+        self._host_free_ns = start_ns
+        if self._free_ns > start_ns:
+            start_ns = self._free_ns
+        price_ns = cost.price(shape)
         end_ns = start_ns + price_ns
-        if self._num_stages == 1:
-            self._free_ns = end_ns
-        else:
+        if self._num_stages > 1:
             stage_ns = -(-price_ns // self._num_stages)
-            self._free_ns = start_ns + stage_ns
             end_ns = max(end_ns, self._last_end_ns + stage_ns)
-        self._last_end_ns = end_ns
+            self._last_end_ns = end_ns
+            self._free_ns = start_ns + stage_ns
+        else:
+            self._free_ns = end_ns
         self.num_computing += 1
         self._launches.append((step, start_ns, end_ns, host_ns))
 

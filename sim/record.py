@@ -138,8 +138,11 @@ class Recorder:
         num_decode, context_sum, context_sum_sq, context_max, prefills, sampled, padding, swapped, new = step.shape
         if lane >= len(self._lane_ticks):
             self._lane_ticks.extend([0] * (lane + 1 - len(self._lane_ticks)))
+        prefill_tokens = 0
         if chunks or step.joined or step.left or step.admitted or step.preempted:
             self._record_changes(step, iteration, start_ns, end_ns)
+            for num_tokens, _ in prefills:
+                prefill_tokens += num_tokens
         if num_decode:
             self._lane_ticks[lane] += 1
         self._extend_iterations(
@@ -153,7 +156,7 @@ class Recorder:
                 context_sum_sq,
                 context_max,
                 len(chunks),
-                step.shape.prefill_tokens if prefills else 0,
+                prefill_tokens,
                 sampled,
                 padding,
                 swapped,
@@ -261,7 +264,8 @@ class Recorder:
             self._close_segment(victim)
 
     def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
-        self.record_preemptions(step)
+        if step.preempted:
+            self.record_preemptions(step)
         for request, num_cached_tokens, is_resumed in step.admitted:
             if not is_resumed:
                 request.admitted_iteration = iteration
