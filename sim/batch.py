@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
 
@@ -189,7 +186,8 @@ class RunningBatch:
         """
         return self._at_residue[(self.tick - remainder) % self._block_size]
 
-    def num_growing(self, num_ticks: int) -> NDArray[np.int64]:
+    def num_growing(self, num_ticks: int) -> list[int]:
         """How many members need a block in each of the next `num_ticks` ticks, if nobody joins or leaves."""
-        counts = np.array([len(members) for members in self._at_residue])
-        return counts[(self.tick + np.arange(num_ticks)) % self._block_size]
+        at_residue, size, first = self._at_residue, self._block_size, self.tick % self._block_size
+        counts = [len(members) for members in at_residue[first:] + at_residue[:first]]
+        return (counts * -(-num_ticks // size))[:num_ticks] if num_ticks > size else counts[:num_ticks]

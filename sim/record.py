@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
-from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
+from sim.step import FEW_STEPS, NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
 
 ITERATION_COLUMNS = (
     "lane",
@@ -182,11 +182,17 @@ class Recorder:
 
     def record_steady(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
         """The first `num_steps` steps of a run in which the same requests decode and nothing else happens."""
+        self._num_iterations += num_steps
+        self._lane_ticks[0] += num_steps
+        if num_steps <= FEW_STEPS:
+            self._record_few(run, times, num_steps)
+            return
         shape, index = run.shape, np.arange(num_steps, dtype=np.int64)
         context_sum = shape.decode_context_sum + shape.num_decode * index
+        num_new_blocks = np.array(run.num_new_blocks[:num_steps])
         columns: dict[str, NDArray[np.int64] | int] = {
-            "start_ns": times.start_ns[:num_steps],
-            "end_ns": times.end_ns[:num_steps],
+            "start_ns": np.asarray(times.start_ns[:num_steps]),
+            "end_ns": np.asarray(times.end_ns[:num_steps]),
             "host_ns": times.host_ns,
             "num_decode": shape.num_decode,
             "decode_context_sum": context_sum,
@@ -196,21 +202,57 @@ class Recorder:
             "num_sampled": shape.num_sampled,
             "num_running": run.num_running,
             "num_waiting": run.num_waiting,
-            "used_blocks": run.used_blocks + np.cumsum(run.num_new_blocks[:num_steps]),
-            "num_new_blocks": run.num_new_blocks[:num_steps],
+            "used_blocks": run.used_blocks + np.cumsum(num_new_blocks),
+            "num_new_blocks": num_new_blocks,
             "live_tokens": run.live_tokens + shape.num_decode * (index + 1),
             "blocked_by": run.blocked_by,
         }
         self.iterations.append_columns(columns, num_steps)
-        self._num_iterations += num_steps
-        self._lane_ticks[0] += num_steps
+
+    def _record_few(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
+        num_decode, context_sum, context_sum_sq, context_max, _, num_sampled, _, _, _ = run.shape
+        used_blocks, live_tokens = run.used_blocks, run.live_tokens
+        for start_ns, end_ns, num_new_blocks in zip(
+            times.start_ns[:num_steps], times.end_ns, run.num_new_blocks, strict=False
+        ):
+            used_blocks += num_new_blocks
+            live_tokens += num_decode
+            self._extend_iterations(
+                self._pack_iteration(
+                    0,
+                    start_ns,
+                    end_ns,
+                    times.host_ns,
+                    num_decode,
+                    context_sum,
+                    context_sum_sq,
+                    context_max,
+                    0,
+                    0,
+                    num_sampled,
+                    0,
+                    0,
+                    0,
+                    run.num_running,
+                    run.num_waiting,
+                    used_blocks,
+                    num_new_blocks,
+                    live_tokens,
+                    0,
+                    run.blocked_by,
+                )
+            )
+            context_sum_sq += 2 * context_sum + num_decode
+            context_sum += num_decode
+            context_max += 1
 
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.
 
         `released_ns` is when its KV was free; NEVER for one that never held any or holds it still.
         """
-        self._close_segment(request)
+        if request.segment_lane != NEVER:
+            self._close_segment(request)
         request.is_recorded = True
         self.requests.extend(
             self.requests.pack(

@@ -11,10 +11,10 @@ without prefix caching; `build` falls back to the reference for the rest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import cast
-
-import numpy as np
 
 from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
@@ -142,21 +142,23 @@ class VllmV1(VllmV1Reference):
         batch = self._batch
         if self._others:
             return None
-        for next_tick in (batch.due.next_tick(), self._departures.next_tick()):
-            if next_tick is not None:
-                max_steps = min(max_steps, next_tick - batch.tick)
+        for calendar in (batch.due, self._departures):
+            next_tick = calendar.next_tick() if calendar else None
+            if next_tick is not None and next_tick - batch.tick < max_steps:
+                max_steps = next_tick - batch.tick
         if max_steps < min_steps:
             return None
         blocked_by = self._unchanged_but_for()
         if blocked_by is None:
             return None
         num_new_blocks = batch.num_growing(max_steps)
-        fitting = int(np.searchsorted(np.cumsum(num_new_blocks), self.kv.free_blocks, side="right"))
-        if fitting < min_steps:
+        if sum(num_new_blocks) > self.kv.free_blocks:
+            del num_new_blocks[bisect_right(list(accumulate(num_new_blocks)), self.kv.free_blocks) :]
+        if len(num_new_blocks) < min_steps:
             return None
         return SteadyRun(
             StepShape(batch.num_decode, *batch.context_sums(), (), batch.num_decode),
-            num_new_blocks[:fitting],
+            num_new_blocks,
             len(self._running),
             len(self._waiting),
             blocked_by,
@@ -169,7 +171,7 @@ class VllmV1(VllmV1Reference):
             for _ in range(num_steps):
                 self._advance_members()
         else:
-            self.kv.take(int(self._batch.num_growing(num_steps).sum()))
+            self.kv.take(sum(self._batch.num_growing(num_steps)))
             self._batch.advance(num_steps)
             self._num_calls += num_steps
             self._num_executed += num_steps
