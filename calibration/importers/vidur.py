@@ -18,10 +18,12 @@ import numpy as np
 from calibration import csv_table
 from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.models import load_plain_model
+from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
-from sim.model import Model, load_model
+from sim.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +50,7 @@ def import_profile(
 
     Without `all_reduce`, tensor parallelism has no communication, and the artifact says so.
     """
-    described = load_model(model, place="--model")
+    described = load_plain_model(model)
     layers = described.num_hidden_layers
     terms = _operators(mlp, described, tensor_parallel)
     terms += _attention(attention, described, tensor_parallel)
@@ -57,7 +59,7 @@ def import_profile(
         terms += [] if all_reduce is None else [_all_reduce(all_reduce, described, tensor_parallel, 2 * layers)]
         missing += [] if all_reduce is not None else ["all-reduce between GPUs"]
     hardware = mlp.name.partition("_")[0]
-    return Artifact(
+    artifact = Artifact(
         hardware=hardware,
         gpu=next((gpu.name for gpu in gpus() if gpu.name.startswith(hardware)), None),
         model=described.name,
@@ -78,6 +80,8 @@ def import_profile(
             if own.kind.endswith("attention")
         },
     )
+    check_plausible(artifact, described, f"{mlp}, {attention}")
+    return artifact
 
 
 def _table(own: Term) -> Floats:
@@ -115,6 +119,7 @@ def _attention(path: Path, model: Model, tensor_parallel: int) -> list[Term]:
     reshape = "time_stats.attn_output_reshape.median"
     keys = ["batch_size", "prefill_chunk_size", "kv_cache_size"]
     raw = csv_table.read(path, [*_HEADS, *keys, "is_prefill", reshape], [reshape])
+    csv_table.require(raw, [decode, prompt], path)
     shape = dict(zip(_HEADS, (model.hidden_size, model.num_attention_heads, model.num_key_value_heads), strict=False))
     _check_shape(path, raw, shape | {"num_tensor_parallel_workers": tensor_parallel}, model)
     found = []
