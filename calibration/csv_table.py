@@ -48,7 +48,7 @@ def load(path: Path) -> pd.DataFrame:
 def check(
     table: pd.DataFrame, path: Path, columns: Sequence[str], times: Sequence[str], text: Sequence[str] = ()
 ) -> None:
-    """Raise ArtifactError, with the line, unless the table has these columns and they hold what they should.
+    """Raise ArtifactError, with the line, unless the rows of a file have these columns, holding what they should.
 
     Those in `times` hold numbers above zero, those in `text` anything but nothing, the others numbers, zero or more.
     """
@@ -82,4 +82,4 @@ def _check_column(values: pd.Series, path: Path, *, is_text: bool, is_time: bool
         valid = f"expected a {'time above zero' if is_time else 'number, zero or more,'} below {LARGEST:g}"
     if is_bad.any():
         i = int(is_bad.to_numpy().argmax())
-        raise ArtifactError(f"{path}:{i + 2}", f"{values.name} is {values.iloc[i]}", valid=valid)
+        raise ArtifactError(f"{path}:{values.index[i] + 2}", f"{values.name} is {values.iloc[i]}", valid=valid)

@@ -11,6 +11,8 @@ from sim.cost.artifact import AXES, Axis, Term
 from sim.errors import ArtifactError
 
 Floats = NDArray[np.float64]
+NOT_TIMED = "not timed"
+"""How the note of a term begins that was computed from a data sheet."""
 
 
 def to_grid(points: Sequence[Floats], times: Floats) -> tuple[list[Floats], Floats]:

@@ -6,9 +6,8 @@ hardware needs at least is known from the data sheet, so a time far from it is r
 
 from __future__ import annotations
 
-import numpy as np
-
-from sim.cost.artifact import Artifact
+from calibration.grids import NOT_TIMED
+from sim.cost.artifact import Artifact, Term
 from sim.errors import ArtifactError
 from sim.gpu import Gpu, load_gpu
 from sim.model import Model
@@ -43,15 +42,20 @@ def check_plausible(artifact: Artifact, model: Model, place: str) -> None:
             )
 
 
+def _timed(artifact: Artifact, *kinds: str) -> list[Term]:
+    """Terms of these kinds that hold times of kernels of one GPU, not of the data sheet."""
+    terms = [term for kind in kinds for term in artifact.of_kind(kind)]
+    return [term for term in terms if not (term.is_communication or term.note.startswith(NOT_TIMED))]
+
+
 def _calls_us(artifact: Artifact, *kinds: str) -> float:
-    return _CALL_US * sum(term.calls for kind in kinds for term in artifact.of_kind(kind))
+    return _CALL_US * sum(term.calls for term in _timed(artifact, *kinds))
 
 
 def _one_row_us(artifact: Artifact) -> float:
     """Of whole iterations, whose parts are not known: that of one decode."""
     kinds = ("tokens", "experts") if artifact.of_kind("tokens") else ("decode_attention",)
-    terms = [term for kind in kinds for term in artifact.of_kind(kind) if not term.is_communication]
-    return artifact.step_us + sum(term.us[0] * term.calls for term in terms)
+    return artifact.step_us + sum(term.us[0] * term.calls for term in _timed(artifact, *kinds))
 
 
 def _last_us(artifact: Artifact, kind: str) -> float:
@@ -91,4 +95,4 @@ def _pairs_us(artifact: Artifact, model: Model, gpu: Gpu) -> float:
         products = model.products(artifact.tensor_parallel)[:-1]
         weights = sum(product.num_layers * product.parameters for product in products)
         flops += 2.0 * weights * whole.points[0][-1]
-    return float(np.divide(flops, gpu.bf16_flops)) * 1e6 + _calls_us(artifact, "prefill_attention")
+    return flops / gpu.bf16_flops * 1e6 + _calls_us(artifact, "prefill_attention")

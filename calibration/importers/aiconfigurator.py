@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
+from calibration.grids import NOT_TIMED, Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from calibration.importers.aiconfigurator_files import Files, installed
 from calibration.models import load_plain_model, plain_name
@@ -151,7 +151,7 @@ def _elementwise(files: Files, model: Model, tensor_parallel: int) -> Term:
     elements += 4 * kv_heads * model.head_dim + (model.num_mlp_inputs + 1) * intermediate
     num_tokens = np.array([1.0, float(_LARGEST_ROWS)])
     us = 5 * constant_us + num_tokens * elements * model.dtype_bytes / rate * 1e6
-    note = f"not timed: five kernels of {constant_us:g} us and their bytes at {rate / 1e12:.2f} TB/s"
+    note = f"{NOT_TIMED}: five kernels of {constant_us:g} us and their bytes at {rate / 1e12:.2f} TB/s"
     return term("tokens", "elementwise", [num_tokens], us, model.num_hidden_layers, note)
 
 

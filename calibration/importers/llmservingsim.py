@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from calibration import csv_table
-from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.grids import NOT_TIMED, Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from calibration.models import bundled_name, known_gpu, load_plain_model
 from calibration.plausible import check_plausible
@@ -259,7 +259,7 @@ def _allreduce(model: Model, tensor_parallel: int, link: Link) -> Term:
     num_tokens = np.array([1.0, 16384.0])
     sent_bytes = num_tokens * model.hidden_size * model.dtype_bytes / tensor_parallel
     us = 2 * (tensor_parallel - 1) * (link.latency_us + sent_bytes / link.bytes_per_us)
-    note = f"not timed: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
+    note = f"{NOT_TIMED}: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
     own = term("tokens", "allreduce", [num_tokens], us, 2 * model.num_hidden_layers, note)
     return own.model_copy(update={"is_communication": True})
 

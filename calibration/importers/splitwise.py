@@ -16,7 +16,7 @@ from calibration.plausible import check_plausible
 from calibration.whole_steps import Step, fit_linear, prompts, terms
 from sim.cost.artifact import Artifact, Shape
 from sim.errors import ArtifactError
-from sim.gpu import load_gpu
+from sim.gpu import Gpu, load_gpu
 from sim.model import Model
 
 GPUS = {"a100-80gb": "a100-sxm-80gb", "h100-80gb": "h100-sxm", "h100-80gb-pcap": "h100-sxm"}
@@ -33,7 +33,8 @@ def import_table(
     described = load_plain_model(model)
     gpu = GPUS.get(hardware)
     steps = timed_steps(path, described.name, hardware, tensor_parallel)
-    steps = [step for step in steps if gpu is None or step.time_ms > _least_ms(step, described, gpu, tensor_parallel)]
+    if gpu is not None:
+        steps = _possible(steps, described, load_gpu(gpu), tensor_parallel)
     linear, held_out = fit_linear(steps, str(path))
     artifact = Artifact(
         hardware=hardware,
@@ -76,7 +77,10 @@ def timed_steps(path: Path, model: str, hardware: str, tensor_parallel: int) -> 
     return steps
 
 
-def _least_ms(step: Step, model: Model, gpu: str, tensor_parallel: int) -> float:
-    """What the products of prompts take at the peak of the GPUs, two operations for each weight of a layer."""
+def _possible(steps: list[Step], model: Model, gpu: Gpu, tensor_parallel: int) -> list[Step]:
+    """Without prompts that took less than their products do at peak, unless those are most, which is another matter."""
     weights = sum(product.num_layers * product.parameters for product in model.products(tensor_parallel)[:-1])
-    return 2e3 * weights * step.prefill_tokens / load_gpu(gpu).bf16_flops
+    least_ms = 2e3 * weights / gpu.bf16_flops
+    possible = [step for step in steps if step.time_ms > step.prefill_tokens * least_ms]
+    num_prompts = sum(step.prefill_tokens > 0 for step in steps)
+    return possible if len(steps) - len(possible) < num_prompts / 2 else steps

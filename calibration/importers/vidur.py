@@ -119,7 +119,6 @@ def _attention(path: Path, model: Model, tensor_parallel: int) -> list[Term]:
     reshape = "time_stats.attn_output_reshape.median"
     keys = ["batch_size", "prefill_chunk_size", "kv_cache_size"]
     raw = csv_table.read(path, [*_HEADS, *keys, "is_prefill", reshape], [reshape])
-    csv_table.require(raw, [decode, prompt], path)
     shape = dict(zip(_HEADS, (model.hidden_size, model.num_attention_heads, model.num_key_value_heads), strict=False))
     _check_shape(path, raw, shape | {"num_tensor_parallel_workers": tensor_parallel}, model)
     found = []
@@ -128,9 +127,8 @@ def _attention(path: Path, model: Model, tensor_parallel: int) -> list[Term]:
         ("prefill_attention", True, prompt, "prefill_chunk_size"),
     ):
         rows = raw[raw["is_prefill"] == is_prefill]
-        us = (rows[column] + rows[reshape]).to_numpy(dtype=float) * _MS_TO_US
-        if not len(us) or not (np.isfinite(us) & (us > 0)).all():
-            raise ArtifactError(str(path), f"{column} has no times, or times that are none")
+        csv_table.check(rows, path, [column], [column])
+        us = (rows[column].astype(float) + rows[reshape]).to_numpy() * _MS_TO_US
         axes, table = to_grid([rows[name].to_numpy(dtype=float) for name in (axis, "kv_cache_size")], us)
         note = "contexts that were not timed: straight on from those that were" if np.isnan(table).any() else ""
         found.append(term(kind, kind, axes, rising(straight_on(axes[1], table)), model.num_hidden_layers, note))
