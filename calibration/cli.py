@@ -43,6 +43,8 @@ def show(
     typer.echo(f"measured: {artifact.measured_on}; {versions or 'versions not stated'}")
     typer.echo(f"from {artifact.source} ({artifact.licence})")
     typer.echo(f"sha256 {artifact.sha256}")
+    if artifact.step_us:
+        typer.echo(f"every iteration: {artifact.step_us:g} us")
     for term in artifact.terms:
         axes = " x ".join(
             f"{axis.name} {axis.points[0]:g} to {axis.points[-1]:g} ({len(axis.points)})" for axis in term.axes
@@ -54,7 +56,8 @@ def show(
             typer.echo(f"  {term.note}")
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
-    typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
+    for part in artifact.missing:
+        typer.echo(f"missing: {part}")
 
 
 @app.command()

@@ -42,7 +42,8 @@ def load(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path) if is_parquet else pd.read_csv(path, low_memory=False)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         kind = "Parquet" if is_parquet else "CSV"
-        raise ArtifactError(str(path), f"cannot be read as {kind} ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(str(path), f"cannot be read as {kind} ({reason})") from error
 
 
 def check(

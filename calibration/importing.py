@@ -188,4 +188,5 @@ def command(
     except OSError as error:
         raise ArtifactError("--out", f"cannot write {str(out)!r} ({error.strerror})") from error
     typer.echo(f"wrote {out}: {len(artifact.terms)} terms of {artifact.model} on {artifact.hardware}")
-    typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
+    for part in artifact.missing:
+        typer.echo(f"missing: {part}")

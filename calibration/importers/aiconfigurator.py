@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibration.cuda_graphs import VLLM_0_11_0
 from calibration.grids import NOT_TIMED, Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from calibration.importers.aiconfigurator_files import Files, installed
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MS_TO_US = 1e3
-CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 513, 8)]
-"""Batch sizes that vLLM 0.11 captures by default, up to 512 (`vllm/config`)."""
 _LARGEST_ROWS = 16384
 
 
@@ -65,7 +64,7 @@ def import_tables(folder: Path | None, model: str, gpu: str = "h100_sxm", tensor
         versions={"vllm": files.vllm_version()},
         source=files.source,
         licence="Apache-2.0",
-        cuda_graph_sizes=CUDA_GRAPH_SIZES,
+        cuda_graph_sizes=VLLM_0_11_0,
         terms=terms,
         missing=["sampling", "gaps between kernels", WORK_ON_THE_HOST],
         holdout_error={

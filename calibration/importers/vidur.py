@@ -6,6 +6,8 @@
   chunks were limited to 4,096, and longer ones go on straight.
 - `all_reduce` counts bytes of the 16-bit payload, and has a row for every rank.
 - Nothing holds the LM head or sampling.
+- Kernels were timed one by one; that an engine pads batches to the sizes of its CUDA graphs is vLLM's doing, and
+  the artifact has its sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration import csv_table
+from calibration.cuda_graphs import VLLM_0_11_0
 from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from calibration.models import load_plain_model
@@ -71,7 +74,7 @@ def import_profile(
         versions={},
         source="Vidur, github.com/microsoft/vidur, data/profiling",
         licence="MIT",
-        cuda_graph_sizes=[],
+        cuda_graph_sizes=VLLM_0_11_0,
         terms=terms,
         missing=missing,
         holdout_error={

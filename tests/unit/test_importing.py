@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+import subprocess
 import sys
 
 import pandas as pd
@@ -266,6 +267,41 @@ def test_what_is_missing_on_the_command_line_is_named(tmp_path):
         )
 
 
+def of_another_format(path):
+    path.write_text(json.dumps({"sha256": "0", "format": 2}))
+
+
+def of_times_that_are_none(path):
+    path.write_text(re.sub(r'"us":\[[0-9.]+', '"us":[NaN', path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (empty, r"not JSON"),
+        (noise, r"not JSON"),
+        (cut, r"not JSON"),
+        (gone, r"cannot read .*No such file"),
+        (folder_instead, r"cannot read .*Is a directory"),
+        (of_another_format, r"format: Input should be 1"),
+        (of_times_that_are_none, r"terms\.0\.us\.0: Input should be a finite number"),
+    ],
+)
+def test_artifacts_that_are_none_are_not_shown(damage, message, tmp_path):
+    imported("splitwise", tmp_path / "p")
+    damage(tmp_path / "artifact.json")
+    with pytest.raises(UserError, match=rf"^ARTIFACT: .*{message}"):
+        CliRunner().invoke(app, ["show", str(tmp_path / "artifact.json")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("arguments", [["import", "splitwise", "none.csv", "--out", "a.json"], ["show", "."]])
+def test_what_is_refused_ends_with_2_and_one_message(arguments):
+    done = subprocess.run([sys.executable, "-m", "sim", "calibrate", *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"(\S.*\n)+", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
 def test_the_installed_package_gives_what_its_tables_give_as_csv(tmp_path, monkeypatch):
     published.aiconfigurator_package(tmp_path / "site")
     published.aiconfigurator(tmp_path / "csv")
@@ -289,9 +325,13 @@ def test_vidurs_four_families_are_named_terms(tmp_path):
     assert calls["allreduce"] == 64
     assert [term.name for term in artifact.terms if term.is_communication] == ["allreduce"]
     assert (artifact.host_us, artifact.host_us_per_request) == (pytest.approx(400), pytest.approx(40))
+    assert artifact.cuda_graph_sizes[:5] == [1, 2, 4, 8, 16]
     assert artifact.missing == ["LM head", "sampling", "gaps between kernels"]
     # 4 ms of host for 90 requests; all-reduce of one row: 8 KiB between the first two sizes
     table = Table(artifact)
+    assert table.price(StepShape(5, 500, 50_000, 100, (), 5)) > Table(artifact, 0).price(
+        StepShape(5, 500, 50_000, 100, (), 5)
+    )
     assert table.host_ns(StepShape(90, 90, 90, 1, (), 90)) == pytest.approx(4_000_000, abs=1)
     alone = artifact.model_copy(update={"terms": [term for term in artifact.terms if not term.is_communication]})
     one = StepShape(1, 100, 10_000, 100, (), 1)

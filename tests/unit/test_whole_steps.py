@@ -115,11 +115,10 @@ def test_distserves_formulas_are_what_its_artifact_prices(distserve_files, engin
         shape = StepShape(num_decode, tokens, num_decode * (context - 1) ** 2, context, tuple(lengths), 1)
         return table.price(shape) / 1e6
 
-    for batch, context in ((8, 1), (40, 300), (64, 2048), (256, 700), (512, 128)):
+    # times must not fall with the batch: where the two fits meet, they are made to
+    for batch, context, error in ((8, 1, 1e-3), (40, 300, 1e-3), (95, 2048, 0.07), (256, 700, 2e-3), (512, 128, 1e-3)):
         a, b, c = own["decoding_smallbs" if batch < 95 else "decoding_largebs"]
-        # times must not fall with the batch: where the two fits disagree, between them
-        disagreement = 0.3 if engine == "vllm" else 0.08
-        assert ms(batch, context, ()) == pytest.approx(a + b * batch * context + c * batch, rel=disagreement)
+        assert ms(batch, context, ()) == pytest.approx(a + b * batch * context + c * batch, rel=error)
     a, b, c = own["prefill"]
     for lengths in ((300,), (512, 512), (2048, 100, 7)):
         expected = a + b * sum(lengths) + c * sum(length**2 for length in lengths)
@@ -138,4 +137,6 @@ def test_distserves_largest_numbers_of_tokens_are_what_is_left_beside_the_weight
     assert len(rows) >= 4
     for tensor_parallel, num_tokens in zip(rows["tp"], rows["max_num_tokens"], strict=True):
         free_bytes = memory_bytes - described.weight_bytes(tensor_parallel)
-        assert free_bytes / described.kv_bytes_per_token(2.0, tensor_parallel) == pytest.approx(num_tokens, rel=0.05)
+        assert free_bytes / described.kv_bytes_per_token(2.0, tensor_parallel) == pytest.approx(
+            num_tokens, rel=0.01 if model == "opt-13b" else 0.05
+        )
