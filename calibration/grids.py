@@ -47,19 +47,21 @@ def fill_gaps(axes: Sequence[Floats], table: Floats, order: Sequence[int], place
     return table
 
 
-def straight_on(points: Floats, table: Floats) -> Floats:
+def straight_on(points: Floats, table: Floats, least_slopes: Floats | None = None) -> Floats:
     """The table with its gaps along the last axis filled: interpolated inside, straight on beyond the last time.
 
     For what grows with that axis as attention does with contexts: the slope is that of the upper half of the
-    times, which noise moves less than that of the last two. A row with a single time keeps it.
+    times, which noise moves less than that of the last two, and no less than that row's of `least_slopes`. A row
+    with a single time keeps it.
     """
     filled = np.apply_along_axis(_fill, -1, table, points)
     rows = filled.reshape(-1, len(points))
-    for row in rows:
+    least = np.zeros(len(rows)) if least_slopes is None else least_slopes
+    for row, least_slope in zip(rows, least, strict=True):
         timed = np.flatnonzero(~np.isnan(row))
         upper, last = timed[-max(2, len(timed) // 2) :], timed[-1] if len(timed) else 0
         if len(upper) > 1 and last + 1 < len(points):
-            slope = max(0.0, float(np.polyfit(points[upper], row[upper], 1)[0]))
+            slope = max(float(least_slope), float(np.polyfit(points[upper], row[upper], 1)[0]))
             row[last + 1 :] = row[last] + slope * (points[last + 1 :] - points[last])
     whole: Floats = np.apply_along_axis(_repeat_ends, -1, rows.reshape(table.shape))
     return whole

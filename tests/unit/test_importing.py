@@ -318,6 +318,25 @@ def test_the_installed_package_gives_what_its_tables_give_as_csv(tmp_path, monke
         import_tables(None, "llama-3.1-8b")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "mem_bw:",
+            "mem_bandwidth:",
+            r"does not state the memory bandwidth and its corrections \(KeyError\('mem_bw'\)\)",
+        ),
+        ("3.35e+12", "0", r"states a memory bandwidth of 0 B/us, .*; expected a bandwidth above zero"),
+        ("gpu:", "gpu", r"cannot be read as YAML|does not state"),
+    ],
+)
+def test_a_data_sheet_that_is_none_is_refused(old, new, message, tmp_path):
+    def damage(path):
+        path.write_text(path.read_text().replace(old, new))
+
+    assert re.search(message, refusal("aiconfigurator", tmp_path / "p", damage, "h100_sxm_system.yaml"))
+
+
 def test_vidurs_four_families_are_named_terms(tmp_path):
     artifact = imported("vidur", tmp_path / "p")
     calls = {term.name: term.calls for term in artifact.terms}
