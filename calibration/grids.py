@@ -13,6 +13,8 @@ from sim.errors import ArtifactError
 Floats = NDArray[np.float64]
 NOT_TIMED = "not timed"
 """How the note of a term begins that was computed from a data sheet."""
+_LARGEST = 1e14
+"""Of a time in µs, and of what it depends on."""
 
 
 def to_grid(points: Sequence[Floats], times: Floats) -> tuple[list[Floats], Floats]:
@@ -99,8 +101,19 @@ def term(kind: str, name: str, axes: Sequence[Floats], table: Floats, calls: int
     for axis, points in zip(AXES[kind], axes, strict=True):
         if len(points) < 2:
             raise ArtifactError(name, f"was timed at {len(points)} {axis} only", valid="expected two or more points")
-    if not np.isfinite(table).all():
-        raise ArtifactError(name, f"{(~np.isfinite(table)).sum()} of {table.size} times do not follow from those timed")
+        if not (points[0] >= 0 and points[-1] < _LARGEST):
+            raise ArtifactError(
+                name,
+                f"was timed at {axis} {points[0]:g} to {points[-1]:g}",
+                valid=f"expected zero or more, below {_LARGEST:g}",
+            )
+    bad = ~(np.isfinite(table) & (table >= 0) & (table < _LARGEST))
+    if bad.any():
+        raise ArtifactError(
+            name,
+            f"{bad.sum()} of {table.size} times do not follow from what was timed (the first: {table[bad][0]:g} us)",
+            valid=f"expected zero or more, below {_LARGEST:g} us",
+        )
     return Term.model_validate(
         {
             "name": name,

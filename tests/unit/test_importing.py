@@ -6,9 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibration.cli import app
@@ -170,6 +174,48 @@ def test_times_in_another_unit_are_noticed(kind, file, factor, tmp_path):
 
     message = refusal(kind, tmp_path / "p", convert, file)
     assert "Is a column in another unit (ms, us, ns)? Convert it." in message
+
+
+JUNK = [
+    "",
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "1e-300",
+    "abc",
+    '"',
+    "\n",
+    ",",
+    "[]",
+    "{}",
+    "null",
+    "true",
+    "\x00",
+    "é",
+    "1e11",
+]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_whatever_a_cell_holds_it_is_imported_or_refused(kind, data):
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "p"
+        arguments = getattr(published, kind)(folder)
+        path = folder / data.draw(st.sampled_from(sorted(file.name for file in folder.iterdir())))
+        lines = path.read_text().splitlines()
+        i = data.draw(st.integers(0, len(lines) - 1))
+        cells = lines[i].split(",")
+        cells[data.draw(st.integers(0, len(cells) - 1))] = data.draw(st.sampled_from(JUNK))
+        lines[i] = ",".join(cells)
+        path.write_text("\n".join(lines))
+        try:
+            Table(run(kind, folder, arguments))
+        except UserError as error:
+            event(error.found.partition(" ")[0])
 
 
 def vtc(**entries):
