@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from sim import cli_planning
 from sim.cli_options import (
     AllowImports,
     AsJson,
-    Dask,
     Jobs,
     MaxReplications,
     Out,
@@ -34,18 +33,14 @@ from sim.cli_options import (
     ScenarioPath,
     Seed,
 )
-from sim.errors import ScenarioError, UserError
+from sim.cli_output import check_folder, load, name_files, print_json, show, show_table
+from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from sim.results import Results
-    from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
 DEBUG_VARIABLE = "SERVESIM_DEBUG"
-MIN_COLUMNS = 80
-"""A narrower terminal breaks our lines; tables squeezed into it would lose their figures."""
 
 app = typer.Typer(
     help="Simulate LLM serving schedulers: one YAML scenario in, latency percentiles and a plain answer out.",
@@ -88,6 +83,10 @@ def end() -> NoReturn:
     sys.exit(main())
 
 
+app.command()(cli_planning.capacity)
+app.command()(cli_planning.sweep)
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,
@@ -110,19 +109,19 @@ def run(
     from sim.build import run as simulate
     from sim.provenance import save
 
-    loaded = _load(scenario, overrides, seed, allow_imports)
-    _check_folder(out)
+    loaded = load(scenario, overrides, seed, allow_imports)
+    check_folder(out)
     results = simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
-        _print_json(results.summary())
+        print_json(results.summary())
         return
     from sim.report.console import summary_report
 
-    _show(summary_report(results.summary(), title=loaded.name))
+    show(summary_report(results.summary(), title=loaded.name))
     if loaded.compare:
-        _show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
-    _name(written)
+        show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
+    name_files(written)
 
 
 @app.command()
@@ -144,11 +143,11 @@ def compare(
     """Simulate variants on the same arrivals: who wins, and why."""
     from sim.planning.compare import compare as compare_scenarios
 
-    loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
-    _check_folder(out)
+    loaded = [load(path, overrides, seed, allow_imports) for path in scenarios]
+    check_folder(out)
     if capacities:
         search = {"precision": precision, "max_replications": max_replications, "num_requests": requests}
-        _compare_capacities(loaded, search, out, jobs, as_json)
+        cli_planning.compare_capacities(loaded, search, out, jobs, as_json)
         return
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
@@ -157,100 +156,12 @@ def compare(
 
         written = comparison.save(out) + save_comparison(comparison.results, out)
     if as_json:
-        _print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
         return
     from sim.report.console import comparison_report
 
-    _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
-    _name(written)
-
-
-@app.command()
-def capacity(
-    scenario: ScenarioPath,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", min=1e-9, help="requests/s to find a number of replicas for", show_default=False),
-    ] = None,
-    low: Annotated[float | None, typer.Option("--low", help="search from this load", show_default=False)] = None,
-    high: Annotated[float | None, typer.Option("--high", help="search up to this load", show_default=False)] = None,
-    precision: Precision = 0.02,
-    max_replications: MaxReplications = 40,
-    requests: Requests = None,
-    out: Out = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    jobs: Jobs = None,
-    dask: Dask = None,
-    as_json: AsJson = False,
-    allow_imports: AllowImports = False,
-) -> None:
-    """Find the largest load that meets the SLO, with a confidence interval."""
-    from sim.planning.capacity import find_capacity
-    from sim.planning.headroom import answer, changes
-    from sim.planning.workers import Workers
-    from sim.report.planning import capacity_report
-    from sim.report.progress import progress_line
-
-    loaded, workers = _load(scenario, overrides, seed, allow_imports), Workers(jobs, dask)
-    _check_folder(out)
-    with progress_line() as progress:
-        found = find_capacity(
-            loaded,
-            low=low,
-            high=high,
-            precision=precision,
-            max_replications=max_replications,
-            num_requests=requests,
-            workers=workers,
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
-        )
-        progress("trying rises", None, None)
-        said = answer(found, changes(found, workers), rate)
-    _answer(said, capacity_report(said), out, "capacity.json", as_json)
-
-
-@app.command()
-def sweep(
-    scenario: ScenarioPath,
-    out: Out = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    jobs: Jobs = None,
-    dask: Dask = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="count the points, and run none")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="yes, so many points are meant")] = False,
-    as_json: AsJson = False,
-    allow_imports: AllowImports = False,
-) -> None:
-    """Simulate every point of the `sweep` section; with --out, go on where an earlier call stopped."""
-    from sim.planning.sweep import Plan
-    from sim.planning.sweep import sweep as run_sweep
-    from sim.planning.workers import Workers
-    from sim.report.planning import sweep_report
-    from sim.report.progress import progress_line
-
-    loaded = _load(scenario, overrides, seed, allow_imports)
-    if dry_run:
-        plan = Plan(loaded)
-        finished = "" if out is None else f", {plan.num_finished(out):,} of them finished in {out}"
-        typer.echo(f"{plan.num_points:,} points{finished}")
-        return
-    _check_folder(out)
-    with progress_line() as progress:
-        swept = run_sweep(
-            loaded,
-            out,
-            workers=Workers(jobs, dask),
-            many=yes,
-            progress=lambda num, total: progress(f"{num} of {total} points", num, total),
-        )
-    written = [] if out is None else swept.save(out)
-    if as_json:
-        _print_json(swept.to_dict())
-        return
-    _show(sweep_report(swept.table, title=loaded.name))
-    _name(written)
+    show(comparison_report(comparison.to_dict(), title=loaded[0].name))
+    name_files(written)
 
 
 @app.command()
@@ -261,7 +172,7 @@ def plot(
     from sim.results import Results
 
     drawn = _draw(Results.load(folder), folder)
-    _name(drawn)
+    name_files(drawn)
     if not drawn:
         typer.echo(f"nothing to draw: in the run in {folder} nothing was computed")
 
@@ -277,12 +188,12 @@ def explain(
     from sim.planning.explain import explain as explain_scenario
     from sim.report.console import explanation_report
 
-    loaded = _load(scenario, overrides, None, allow_imports)
+    loaded = load(scenario, overrides, None, allow_imports)
     explanation = explain_scenario(loaded)
     if as_json:
-        _print_json(explanation)
+        print_json(explanation)
     else:
-        _show(explanation_report(explanation, title=loaded.name))
+        show(explanation_report(explanation, title=loaded.name))
 
 
 @app.command()
@@ -290,7 +201,7 @@ def schema() -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from sim.scenario import Scenario
 
-    _print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | Scenario.model_json_schema())
+    print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | Scenario.model_json_schema())
 
 
 @app.command()
@@ -298,7 +209,7 @@ def models(as_json: AsJson = False) -> None:
     """List the bundled models."""
     from sim.report.catalog import model_rows
 
-    _show_table("models", model_rows(), as_json)
+    show_table("models", model_rows(), as_json)
 
 
 @app.command()
@@ -306,7 +217,7 @@ def gpus(as_json: AsJson = False) -> None:
     """List the bundled GPUs."""
     from sim.report.catalog import gpu_rows
 
-    _show_table("GPUs", gpu_rows(), as_json)
+    show_table("GPUs", gpu_rows(), as_json)
 
 
 @app.command()
@@ -316,9 +227,9 @@ def policies(as_json: AsJson = False) -> None:
     from sim.report.console import policies_report
 
     if as_json:
-        _print_json(policy_rows())
+        print_json(policy_rows())
     else:
-        _show(policies_report(policy_rows(), engine_option_rows()))
+        show(policies_report(policy_rows(), engine_option_rows()))
 
 
 @app.command()
@@ -340,7 +251,7 @@ def conformance(
         outcome = suite.examine(path)
         outcomes.append(outcome)
         typer.echo(report.row(outcome, time.perf_counter() - start_s, width))
-        _show(report.details(outcome))
+        show(report.details(outcome))
         if outcome.error is not None:
             _complain(f"error: {outcome.error}")
     typer.echo(report.closing(outcomes))
@@ -357,93 +268,10 @@ def calibrate(context: typer.Context) -> None:
     calibration.app(context.args, prog_name="servesim calibrate")
 
 
-def _compare_capacities(
-    scenarios: list[Scenario], search: dict[str, Any], out: Path | None, jobs: int | None, as_json: bool
-) -> None:
-    from sim.planning.ratio import compare_capacities
-    from sim.planning.workers import Workers
-    from sim.report.planning import capacity_comparison_report
-    from sim.report.progress import progress_line
-
-    with progress_line() as progress:
-        said = compare_capacities(
-            *scenarios,
-            **search,
-            workers=Workers(jobs),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
-        ).to_dict()
-    report = capacity_comparison_report(said, title=scenarios[0].name)
-    _answer(said, report, out, "capacities.json", as_json)
-
-
-def _answer(said: dict[str, Any], report: Iterable[RenderableType], out: Path | None, name: str, as_json: bool) -> None:
-    """Show an answer, and store it under `name` if a folder is given."""
-    from sim.storage import atomic_path
-
-    if out is not None:
-        with atomic_path(out / name) as path:
-            path.write_text(json.dumps(said, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if as_json:
-        _print_json(said)
-        return
-    _show(report)
-    if out is not None:
-        _name([out / name])
-
-
-def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:
-    from sim.scenario import load_scenario
-
-    return load_scenario(path, overrides or (), seed=seed, allow_imports=allow_imports)
-
-
 def _draw(results: Results, folder: Path) -> list[Path]:
     from sim.report.plots import save_all
 
     return save_all(results, folder)
-
-
-def _check_folder(out: Path | None) -> None:
-    """Complain about an impossible output folder before the run rather than after it."""
-    if out is None:
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ScenarioError(f"--out {out}", f"cannot be made a folder: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise ScenarioError(f"--out {out}", "cannot be written to")
-
-
-def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, allow_nan=False))
-
-
-def _show(renderables: Iterable[RenderableType]) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=False, highlight=False)
-    console.width = max(console.width, MIN_COLUMNS)
-    for renderable in renderables:
-        console.print(renderable, markup=False)
-
-
-def _show_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-        return
-    from sim.report.console import rows_table
-
-    _show([rows_table(title, rows)])
-
-
-def _name(written: Sequence[Path]) -> None:
-    """Say what was written, a line for each folder."""
-    by_folder: dict[Path, list[str]] = {}
-    for path in written:
-        by_folder.setdefault(path.parent, []).append(path.name)
-    for folder, names in by_folder.items():
-        typer.echo(f"wrote {folder}: {', '.join(names)}")
 
 
 def _complain(message: str) -> None:

@@ -90,6 +90,7 @@ def test_an_unstable_run_is_named_and_a_stable_one_is_not():
     assert overloaded["sustainable_requests_per_s"] == pytest.approx(250, rel=0.02)
     assert overloaded["verdict"] == (
         f"unstable: offered {overloaded['offered_requests_per_s']:.3g} req/s exceeds the sustainable "
-        f"{overloaded['sustainable_requests_per_s']:.3g}; percentiles depend on run length and are not reported as steady"
+        f"{overloaded['sustainable_requests_per_s']:.3g}; percentiles depend on run length and are not reported as "
+        "steady"
     )
     assert (busy["is_stable"], busy["sustainable_requests_per_s"]) == (True, None)

@@ -113,7 +113,9 @@ def test_variants_are_compared_replication_by_replication():
     scenario = queue(
         4000,
         {"mean_queue_ms": 100.0},
-        compare={"slow": {"cost": {"kind": "linear", "base_ms": 0, "per_prefill_token_us": 1.05, "per_decode_us": 1.0}}},
+        compare={
+            "slow": {"cost": {"kind": "linear", "base_ms": 0, "per_prefill_token_us": 1.05, "per_decode_us": 1.0}}
+        },
     )
     comparison = compare_capacities(scenario, **QUICK)
     ratio = comparison.ratios["slow"]
@@ -128,7 +130,7 @@ def test_a_variant_that_never_meets_the_slo_is_said_so():
     scenario = queue(
         4000,
         {"mean_e2e_ms": 6.0},
-        compare={"slow": {"cost": {"kind": "linear", "base_ms": 7, "per_prefill_token_us": 1.0, "per_decode_us": 1.0}}},
+        compare={"slow": {"cost": {"kind": "linear", "base_ms": 7, "per_prefill_token_us": 1, "per_decode_us": 1}}},
     )
     comparison = compare_capacities(scenario, **QUICK)
     assert list(comparison.capacities) == ["base"]
