@@ -70,7 +70,11 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
             "engine.policy: unknown policy 'vlm-v1'; known: vllm-v1, orca, static. Did you mean 'vllm-v1'?",
         ),
         ("engine.max_num_seq", 3, "engine.max_num_seq: unknown key. Did you mean 'max_num_seqs'?"),
-        ("hardware.gpus", 1, "hardware.gpus: unknown key; known: gpu, tensor_parallel. Did you mean 'gpu'?"),
+        (
+            "hardware.gpus",
+            1,
+            "hardware.gpus: unknown key; known: gpu, tensor_parallel, price_per_gpu_hour. Did you mean 'gpu'?",
+        ),
         ("hardware", {}, "hardware.gpu: is missing (name of a GPU; `servesim gpus` lists them)."),
         ("engine.max_num_seqs", 0, "engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once)."),
         (
