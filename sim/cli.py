@@ -102,6 +102,17 @@ def run(
     out: Out = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            "--precision",
+            min=1e-3,
+            max=1,
+            help="replicate until the p99 of TTFT and ITL are known to this part of themselves, and print intervals",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
@@ -111,6 +122,9 @@ def run(
 
     loaded = load(scenario, overrides, seed, allow_imports)
     check_folder(out)
+    if precision is not None:
+        cli_planning.replicate(loaded, precision, out, jobs, as_json)
+        return
     results = simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:

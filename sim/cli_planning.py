@@ -130,3 +130,20 @@ def compare_capacities(
         ).to_dict()
     report = capacity_comparison_report(said, title=scenarios[0].name)
     give(said, report, out, "capacities.json", as_json)
+
+
+def replicate(scenario: Scenario, precision: float, out: Path | None, jobs: int | None, as_json: bool) -> None:
+    """A scenario again and again, until its tails are known to `precision`."""
+    from sim.planning.replicate import replicate as replicate_scenario
+    from sim.planning.workers import Workers
+    from sim.report.planning import replicated_report
+    from sim.report.progress import progress_line
+
+    with progress_line() as progress:
+        said = replicate_scenario(
+            scenario,
+            precision=precision,
+            workers=Workers(jobs),
+            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+        ).to_dict()
+    give(said, replicated_report(said), out, "replications.json", as_json)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.metrics.distribution import Ints
 from sim.metrics.stats import LEVEL, Floats, Interval, jackknife_values, mean_interval
-from sim.planning.probe import Observation, Target
+from sim.planning.probe import Observation, Target, common_warm_up
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Crossing:
 
 def score_at(targets: Sequence[Target], observations: Sequence[Observation]) -> float:
     """The score of the target that is worst off, over all replications at one load."""
-    return max(_scores(targets, observations))
+    cut, _ = common_warm_up([observation.seen for observation in observations])
+    return max(_scores(targets, observations, cut))
 
 
 def crossing(
@@ -41,9 +42,12 @@ def crossing(
     is the jackknife's over replications, taken on the logarithm.
     """
     at = np.log(np.asarray(loads, dtype=np.float64))
+    cuts = [common_warm_up([one.seen for one in column])[0] for column in observations]
 
     def roots(rows: Ints) -> list[float]:
-        table = np.array([_scores(targets, [column[row] for row in rows]) for column in observations])
+        table = np.array(
+            [_scores(targets, [c[row] for row in rows], cut) for c, cut in zip(observations, cuts, strict=True)]
+        )
         return [_root(at, table[:, i]) for i in range(len(targets))]
 
     everyone = np.arange(len(observations[0]))
@@ -54,8 +58,10 @@ def crossing(
     return Crossing(interval, targets[int(np.argmin(each))], values)
 
 
-def _scores(targets: Sequence[Target], observations: Sequence[Observation]) -> list[float]:
-    return [target.score([observation.tallies[i] for observation in observations]) for i, target in enumerate(targets)]
+def _scores(targets: Sequence[Target], observations: Sequence[Observation], cut: int) -> list[float]:
+    return [
+        target.score([observation.tallies[cut][i] for observation in observations]) for i, target in enumerate(targets)
+    ]
 
 
 def _root(at: Floats, scores: Floats) -> float:

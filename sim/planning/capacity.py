@@ -19,7 +19,7 @@ from sim.errors import ScenarioError
 from sim.metrics.distribution import percent_of
 from sim.metrics.stats import LEVEL, Interval
 from sim.planning.boundary import Crossing, crossing, score_at
-from sim.planning.probe import STABILITY, Observation, Target, observe, targets_of
+from sim.planning.probe import STABILITY, Observation, Tally, Target, common_warm_up, observe, targets_of
 from sim.planning.replications import Load, at_load, is_steady, load_of, replication
 from sim.planning.workers import Workers
 from sim.scenario import Scenario
@@ -141,11 +141,17 @@ class Capacity:
         return [self.search.runs[self.below, i, num_requests] for i in range(self.num_replications)]
 
     @cached_property
+    def warm_up(self) -> tuple[int, bool]:
+        """The share of first requests that is cut, as a position in `CUTS`, and whether the runs settle."""
+        return common_warm_up([one.seen for one in self.observations])
+
+    @cached_property
     def values(self) -> dict[str, float | None]:
         """Target -> its statistic at `below`, averaged over the replications that observed it."""
         values: dict[str, float | None] = {}
+        cut, _ = self.warm_up
         for i, target in enumerate(self.search.targets):
-            seen = [value for one in self.observations if (value := one.tallies[i].value) is not None]
+            seen = [value for one in self.observations if (value := one.tallies[cut][i].value) is not None]
             values[target.name] = float(np.mean(seen)) if seen else None
         return values
 
@@ -283,7 +289,7 @@ def _replicated(search: Search, loads: list[float], precision: float, level: flo
 
 def _hopeless(search: Search, load: float, num: int) -> ScenarioError:
     """Not even the smallest load meets the SLO: which target fails, and what it comes to."""
-    tallies = search.runs[load, 0, num].tallies
+    tallies = _first_tallies(search, load, num)
     scores = [target.score([tally]) for target, tally in zip(search.targets, tallies, strict=True)]
     worst = int(np.argmax(scores))
     target, value = search.targets[worst], tallies[worst].value
@@ -296,7 +302,7 @@ def _hopeless(search: Search, load: float, num: int) -> ScenarioError:
 
 
 def _unbounded(search: Search, load: float, num: int) -> ScenarioError:
-    tallies = search.runs[load, 0, num].tallies
+    tallies = _first_tallies(search, load, num)
     reached = ", ".join(
         f"{target.name} {_shown(target, tally.value)} of {_shown(target, target.limit)}"
         for target, tally in zip(search.targets, tallies, strict=True)
@@ -307,6 +313,12 @@ def _unbounded(search: Search, load: float, num: int) -> ScenarioError:
         f"even {load:.3g} {search.load.unit} meet it ({reached}): the range holds no boundary",
         remedy="Search higher with --high, or tighten the SLO.",
     )
+
+
+def _first_tallies(search: Search, load: float, num: int) -> tuple[Tally, ...]:
+    """Of the first replication at a load."""
+    observation = search.runs[load, 0, num]
+    return observation.tallies[common_warm_up([observation.seen])[0]]
 
 
 def _shown(target: Target, value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.errors import ScenarioError
 from sim.planning.capacity import Capacity
-from sim.planning.probe import STABILITY, Observation, observe
+from sim.planning.probe import CUTS, STABILITY, Observation, common_warm_up, observe
 from sim.planning.replications import at_load, replication, replication_note
 from sim.planning.workers import Workers
 from sim.scenario import Scenario
@@ -145,25 +145,24 @@ def _longer(capacity: Capacity, what: str, factor: float, index: int) -> Scenari
 
 
 def _length_change(what: str, factor: float, capacity: Capacity, seen: list[Observation]) -> Change:
-    targets = capacity.search.targets
-    scores = [target.score([one.tallies[i] for one in seen]) for i, target in enumerate(targets)]
+    targets, (cut, _) = capacity.search.targets, common_warm_up([one.seen for one in seen])
+    scores = [target.score([one.tallies[cut][i] for one in seen]) for i, target in enumerate(targets)]
     worst = max(range(len(targets)), key=lambda i: scores[i])
-    values = [value for one in seen if (value := one.tallies[worst].value) is not None]
+    values = [value for one in seen if (value := one.tallies[cut][worst].value) is not None]
     value = sum(values) / len(values) if values else None
     return Change(what, factor, scores[worst] <= 0, targets[worst].name, value, targets[worst].limit)
 
 
 def _method(capacity: Capacity) -> str:
-    seen = capacity.observations
-    cut = sum(one.num_cut for one in seen) / len(seen)
+    seen, (cut, _) = capacity.observations, capacity.warm_up
+    num = CUTS[cut] * sum(one.num_requests for one in seen) / len(seen)
     tail = sum(one.num_tail for one in seen) / len(seen)
-    cuts = (
-        f"; of each run the first {cut:.0f} requests on average are cut as warm-up (MSER-5) and the last {tail:.0f}, "
-        "which met no new ones"
-        if cut or tail
-        else ""
+    if not num and not tail:
+        return replication_note(capacity.scenario)
+    return (
+        f"{replication_note(capacity.scenario)}; of each run the first {num:.0f} requests are cut as warm-up (MSER-5 "
+        f"on the mean number in the system) and on average the last {tail:.0f}, which met no new ones"
     )
-    return f"{replication_note(capacity.scenario)}{cuts}"
 
 
 def _notes(capacity: Capacity) -> list[str]:
@@ -174,9 +173,8 @@ def _notes(capacity: Capacity) -> list[str]:
             f"the interval is ±{half:.1%} after {capacity.num_replications} replications, more than the ±"
             f"{capacity.precision:.1%} asked for"
         )
-    unsettled = sum(not one.is_settled for one in seen)
-    if 2 * unsettled > len(seen):
-        notes.append("most runs do not settle within their first half: make them longer with --requests")
+    if not capacity.warm_up[1]:
+        notes.append("the runs do not settle within their first half: make them longer with --requests")
     lost = sum(one.no_answer_share for one in seen) / len(seen)
     if lost > 0.01:
         notes.append(f"{lost:.1%} of the requests got no answer and count in no latency")

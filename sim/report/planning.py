@@ -44,6 +44,22 @@ def capacity_comparison_report(comparison: Mapping[str, Any], title: str) -> Ite
     yield Text(comparison["verdict"], style="bold")
 
 
+def replicated_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A row per figure with its interval; what is unstable has no latencies."""
+    yield Text(said["name"], style="bold")
+    table = _table("", "mean", "95 % CI", "±")
+    for name, figure in said["figures"].items():
+        half = (figure["ci_high"] - figure["ci_low"]) / 2
+        share = f"{half / figure['value']:.1%}" if figure["value"] else ""
+        table.add_row(name, number(figure["value"]), _between(figure), share)
+    yield table
+    yield Text(f"note: {said['replications']} replications; {said['method']}")
+    if said["instability"]:
+        yield Text(said["instability"], style="bold")
+    elif not said["is_precise"]:
+        yield Text(f"note: the tails are not known to {said['precision']:.1%} after so many", style="bold")
+
+
 def sweep_report(rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[RenderableType]:
     """A row per point: its values and the main figures; errors below."""
     yield Text(title, style="bold")

@@ -317,3 +317,11 @@ def test_capacities_are_compared(scenario: Path):
     done = servesim("compare", scenario, "--capacity", "--set", "slo.p99_ttft_ms=2000", *QUICK)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"static bears 0\.\d+ times the load of vllm-v1", " ".join(done.stdout.split()))
+
+
+def test_a_run_is_repeated_until_its_tails_are_known(scenario: Path, tmp_path: Path):
+    done = servesim("run", scenario, "--precision", 0.5, "--jobs", 1, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^ttft_p99_ms .* to .*%$", done.stdout, re.MULTILINE)
+    said = json.loads((tmp_path / "out" / "replications.json").read_text())
+    assert (said["replications"] >= 6, said["is_precise"]) == (True, True)

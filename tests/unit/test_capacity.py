@@ -153,7 +153,7 @@ def test_replications_have_seeds_of_their_own_and_traces_are_resampled(tmp_path)
 
 
 def observation(*tallies):
-    return Observation(tallies, 100, 0, 0, True, 1.0, 1.0, 1.0, 0.0)
+    return Observation((tallies,), np.empty(0), 100, 0, 1.0, 1.0, 1.0, 0.0)
 
 
 def test_the_crossing_interpolates_between_loads_and_averages_over_replications():
