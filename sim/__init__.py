@@ -14,29 +14,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sim.build import run
     from sim.errors import ArtifactError, InvariantError, ScenarioError, TraceError, UserError
+    from sim.planning.capacity import Capacity, find_capacity
     from sim.planning.compare import Comparison, compare
+    from sim.planning.replicate import Replicated, replicate
+    from sim.planning.sweep import Sweep, sweep
     from sim.results import Results
     from sim.scenario import Scenario, load_scenario, parse_scenario
 
 __all__ = [
     "ArtifactError",
+    "Capacity",
     "Comparison",
     "InvariantError",
+    "Replicated",
     "Results",
     "Scenario",
     "ScenarioError",
+    "Sweep",
     "TraceError",
     "UserError",
     "compare",
+    "find_capacity",
     "load_scenario",
     "parse_scenario",
+    "replicate",
     "run",
+    "sweep",
 ]
 
 _HOME = {
     "sim.build": ("run",),
     "sim.errors": ("ArtifactError", "InvariantError", "ScenarioError", "TraceError", "UserError"),
+    "sim.planning.capacity": ("Capacity", "find_capacity"),
     "sim.planning.compare": ("Comparison", "compare"),
+    "sim.planning.replicate": ("Replicated", "replicate"),
+    "sim.planning.sweep": ("Sweep", "sweep"),
     "sim.results": ("Results",),
     "sim.scenario": ("Scenario", "load_scenario", "parse_scenario"),
 }

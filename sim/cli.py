@@ -85,6 +85,7 @@ def end() -> NoReturn:
 
 app.command()(cli_planning.capacity)
 app.command()(cli_planning.sweep)
+app.command()(cli_planning.tune)
 
 
 @app.callback(invoke_without_command=True)

@@ -183,6 +183,13 @@ class Scenario(Options):
         check_known(idle_nulls(base, overlay), data, Scenario, place)
         return scenario
 
+    def with_class(self, traffic_class: Mapping[str, Any], what: str) -> Scenario:
+        """The scenario, without variants and sweep, with one more class of requests. Raises ScenarioError."""
+        base = self._base()
+        data = base | {"traffic": [*base["traffic"], dict(traffic_class)]}
+        place = f"{self.place}: {what}"
+        return parse_scenario(data, place=place, folder=self.folder, allow_imports=self._allow_imports)
+
     def _base(self) -> dict[str, Any]:
         """What variants and points change."""
         return {key: value for key, value in self._data.items() if key not in ("compare", "sweep")}
