@@ -68,7 +68,12 @@ class Surface:
         weights = weights @ diags_array(self.reference.ravel())
         solved = self._solver.solve(weights.T.toarray())
         variance: Floats = np.einsum("ij,ji->i", weights.toarray(), solved)
-        return np.sqrt(np.maximum(variance, 0.0))
+        beyond = sum(
+            np.log2((np.maximum(x, axis[-1]) + 1) / (axis[-1] + 1))
+            for x, axis in zip(coordinates, self.axes, strict=True)
+        )
+        spread: Floats = np.sqrt(np.maximum(variance, 0.0) + WANDER**2 * beyond)
+        return spread
 
     @cached_property
     def _solver(self) -> Any:
@@ -131,7 +136,8 @@ def nodes_of(values: Floats, most: int) -> Floats:
     scale = np.log1p(found)
     even = np.linspace(scale[0], scale[-1], most)
     nearest = np.abs(scale[:, None] - even).argmin(axis=0)
-    return found[np.unique(nearest)]
+    kept: Floats = found[np.unique(nearest)]
+    return kept
 
 
 def physical(features: Callable[[Sequence[Floats]], list[Floats]], points: Points) -> Reference:

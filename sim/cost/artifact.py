@@ -20,7 +20,7 @@ from sim.cost.base import Target
 from sim.cost.grids import Floats
 from sim.errors import ArtifactError
 from sim.model import Model
-from sim.options import Count, CountOrZero, NonNegative, Options
+from sim.options import Count, CountOrZero, Finite, NonNegative, Options
 
 AXES: dict[str, tuple[str, ...]] = {
     "tokens": ("num_tokens",),
@@ -130,6 +130,17 @@ class Shape(Options):
         return cls(**own | {name: getattr(model, name) for name in cls.model_fields if hasattr(model, name)})
 
 
+class Residual(Options):
+    """How a fit met points of one region that it was made without. Errors are relative: 0.1 is a tenth too much."""
+
+    term: str = Field(description="a term, or `iteration`: whole iterations against the sum of all terms")
+    region: str
+    num_points: Count
+    mean_error: Finite = Field(description="signed: what the region is wrong by as a whole")
+    mean_absolute_error: NonNegative
+    spread: NonNegative = Field(description="standard deviation of the errors")
+
+
 class Artifact(Options):
     """Measured times of one model on one GPU (or one group of GPUs that share it)."""
 
@@ -154,6 +165,7 @@ class Artifact(Options):
     holdout_error: dict[str, NonNegative] = Field(
         description="term -> mean absolute error, as a part, at points that it was made without"
     )
+    residuals: list[Residual] = Field(default=[], description="the same by region, where a profile was fitted here")
 
     @property
     def sha256(self) -> str:
