@@ -126,26 +126,40 @@ def check(
 
 @app.command("fit-linear")
 def fit_linear(
-    kind: Annotated[str, typer.Argument(help="whose measurements: splitwise or vtc")],
-    path: Annotated[Path, typer.Argument(help="their file of whole iterations")],
+    kind: Annotated[str, typer.Argument(help="splitwise or vtc; of your own server: vllm-bench or iterations")],
+    path: Annotated[Path, typer.Argument(help="the file: published times, a result of vllm bench serve, or a log")],
     model: Annotated[str, typer.Option(help="splitwise: its name of the model")] = "llama2-70b",
     hardware: Annotated[str, typer.Option(help="splitwise: its name of the GPU")] = "a100-80gb",
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="splitwise: GPUs that share the model")] = 8,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="vllm-bench: the server's token budget, which it prints at its start")
+    ] = None,
 ) -> None:
-    """Fit `cost: {kind: linear}` to published times of whole iterations, and print it."""
-    from calibration import whole_steps
+    """Fit `cost: {kind: linear}` to times of whole iterations, published or of your own server, and print it."""
+    from calibration import server, whole_steps
 
+    num_stalled = 0
     if kind == "splitwise":
         steps = whole_steps.splitwise_steps(path, model, hardware, tensor_parallel)
+        found = whole_steps.fit_linear(steps, str(path))
     elif kind == "vtc":
-        steps = whole_steps.vtc_steps(path)
+        found = whole_steps.fit_linear(whole_steps.vtc_steps(path), str(path))
+    elif kind == "vllm-bench":
+        if max_num_batched_tokens is None:
+            raise ArtifactError("--max-num-batched-tokens", "is missing", valid="expected the server's token budget")
+        found, num_stalled = server.fit_bench(path, max_num_batched_tokens)
+    elif kind == "iterations":
+        found, num_stalled = server.fit_steps(server.log_steps(path), str(path))
     else:
-        raise ArtifactError("KIND", f"unknown measurements {kind!r}", valid="known: splitwise, vtc")
-    fit = whole_steps.fit_linear(steps, str(path))
-    error = 100 * fit.mean_absolute_error
-    typer.echo(f"# {path.name}: {fit.num_steps} iterations, mean absolute error of the fit {error:.1f} %")
+        known = "known: splitwise, vtc, vllm-bench, iterations"
+        raise ArtifactError("KIND", f"unknown measurements {kind!r}", valid=known)
+    if num_stalled:
+        typer.echo(f"# {num_stalled} iterations stalled and are left out")
+    error = 100 * found.mean_absolute_error
+    typer.echo(f"# {path.name}: {len(found.errors)} iterations, mean absolute error of the fit {error:.1f} %")
     typer.echo("cost:\n  kind: linear")
-    typer.echo("\n".join(f"  {name}: {value:g}" for name, value in fit.options.items()))
+    typer.echo("\n".join(f"  {name}: {value:g}" for name, value in found.options.items()))
+    typer.echo(f"  relative_error: {found.spread:.4g}")
 
 
 @app.command()

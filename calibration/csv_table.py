@@ -1,4 +1,4 @@
-"""Published CSV tables of times, read strictly: what is missing or cannot be a time is an error that names it."""
+"""Tables of times in CSV or JSON lines, read strictly: what is missing or can be no time is an error that names it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,32 @@ def read(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFra
 
     `times` are those of `columns` that must be above zero; the others are zero or more.
     """
-    import numpy as np
     import pandas as pd
 
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise ArtifactError(str(path), f"cannot be read as CSV ({error})") from error
+    return _checked(table, columns, times, path, first_line=2)
+
+
+def read_json_lines(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFrame:
+    """The same of a file with a JSON object a line."""
+    import pandas as pd
+
+    try:
+        table = pd.read_json(path, lines=True)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(str(path), f"cannot be read as JSON lines ({error})") from error
+    return _checked(table, columns, times, path, first_line=1)
+
+
+def _checked(
+    table: pd.DataFrame, columns: Sequence[str], times: Sequence[str], path: Path, first_line: int
+) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ArtifactError(
@@ -51,7 +70,7 @@ def read(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFra
         bad = np.flatnonzero(~np.isfinite(values) | (values < 0) | ((values == 0) & (column in times)))
         if len(bad):
             valid = "expected a time above zero" if column in times else "expected a number, zero or more"
-            raise ArtifactError(f"{path}:{bad[0] + 2}", f"{column} is {values[bad[0]]}", valid=valid)
+            raise ArtifactError(f"{path}:{bad[0] + first_line}", f"{column} is {values[bad[0]]}", valid=valid)
     wrong = [column for column in times if not pd.api.types.is_numeric_dtype(table[column])]
     if wrong:
         raise ArtifactError(str(path), f"{wrong[0]} holds text", valid="expected numbers")

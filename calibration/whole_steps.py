@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration import csv_table
+from calibration.grids import Floats
 from sim.errors import ArtifactError
 
 COEFFICIENTS = ("base_ms", "per_decode_us", "per_context_token_ns", "per_prefill_token_us", "per_prefill_pair_ns")
+NUM_FOLDS = 5
 _UNITS = (1.0, 1e3, 1e6, 1e3, 1e6)
 """From ms to the unit of each coefficient."""
 
@@ -35,29 +37,42 @@ class Fit(NamedTuple):
     """Options of the linear cost model, and how well they give the times that they were fitted to."""
 
     options: dict[str, float]
-    num_steps: int
-    mean_absolute_error: float
-    """Relative."""
+    errors: Floats
+    """Relative, one for each iteration."""
+    spread: float
+    """Typical (root mean square) relative error at iterations that the fit did not see."""
+
+    @property
+    def mean_absolute_error(self) -> float:
+        """Relative."""
+        return float(np.abs(self.errors).mean())
 
 
 def fit_linear(steps: Sequence[Step], place: str) -> Fit:
     """Coefficients for timed iterations. Raises ArtifactError when there are fewer than coefficients."""
-    from scipy.optimize import nnls
-
     if len(steps) < len(COEFFICIENTS):
         raise ArtifactError(place, f"{len(steps)} timed iterations", valid=f"{len(COEFFICIENTS)} or more")
     table = np.array(steps, dtype=float)
-    features, times = np.column_stack([np.ones(len(table)), table[:, :4]]), table[:, 4]
-    relative = features / times[:, None]
-    scale = relative.max(axis=0)
-    scale[scale == 0] = 1.0
-    found, _ = nnls(relative / scale, np.ones(len(table)))
-    coefficients = found / scale
-    errors = np.abs(features @ coefficients / times - 1)
+    relative = np.column_stack([np.ones(len(table)), table[:, :4]]) / table[:, 4:]
+    coefficients = _least_squares(relative)
+    folds = np.arange(len(table)) % NUM_FOLDS
+    unseen = [relative[folds == fold] @ _least_squares(relative[folds != fold]) - 1 for fold in range(NUM_FOLDS)]
     options = {
         name: float(f"{value * unit:.6g}") for name, value, unit in zip(COEFFICIENTS, coefficients, _UNITS, strict=True)
     }
-    return Fit(options, len(table), float(errors.mean()))
+    errors = relative @ coefficients - 1
+    return Fit(options, errors, float(np.sqrt(np.mean(np.concatenate(unseen) ** 2))))
+
+
+def _least_squares(relative: Floats) -> Floats:
+    """Coefficients, none below zero, with which the features of each iteration add up to one."""
+    from scipy.optimize import nnls
+
+    scale = relative.max(axis=0)
+    scale[scale == 0] = 1.0
+    found, _ = nnls(relative / scale, np.ones(len(relative)))
+    coefficients: Floats = found / scale
+    return coefficients
 
 
 def splitwise_steps(path: Path, model: str, hardware: str, tensor_parallel: int) -> list[Step]:

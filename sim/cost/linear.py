@@ -32,6 +32,11 @@ class LinearOptions(CostOptions):
     host_us_per_request: NonNegative = Field(
         default=0.0, description="host time before every iteration for each request in it, µs"
     )
+    relative_error: NonNegative = Field(
+        default=0.0,
+        description="typical relative error of the fit that these figures are from; no price depends on it, "
+        "`servesim run --cost-uncertainty` does",
+    )
 
 
 class Linear(CostModel):
