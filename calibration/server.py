@@ -32,7 +32,7 @@ LISTS = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
 LOG_COLUMNS = ("num_prefills", "num_prefill_tokens", "prefill_context_tokens", "num_decodes", "decode_context_tokens")
 LEADS = (1, 2)
 """Iterations until what was sent can be computed: with asynchronous scheduling the next one is planned already."""
-TOGETHER = 0.25
+TOGETHER = 0.5
 """Tokens closer than this part of a short inter-token time are of one iteration."""
 MOST_LOST = 0.02
 """Part of the tokens that may be missing from the arrivals before they are refused."""
@@ -76,8 +76,8 @@ def fit_bench(path: Path, max_num_batched_tokens: int) -> ServerFit:
 
 def fit_steps(steps: Sequence[Step], place: str) -> ServerFit:
     """The linear cost of iterations, without those that stalled. Raises ArtifactError when there are too few."""
-    kept = _without_stalls(steps, fit_linear(steps, place).errors)
-    return ServerFit(fit_linear(kept, place), len(steps) - len(kept))
+    kept = _without_stalls(steps, fit_linear(steps, place, is_noisy=True).errors)
+    return ServerFit(fit_linear(kept, place, is_noisy=True), len(steps) - len(kept))
 
 
 def bench_steps(path: Path, max_num_batched_tokens: int, lead: int = 1) -> list[Step]:

@@ -19,6 +19,8 @@ from sim.errors import ArtifactError
 
 COEFFICIENTS = ("base_ms", "per_decode_us", "per_context_token_ns", "per_prefill_token_us", "per_prefill_pair_ns")
 NUM_FOLDS = 5
+LEAST_PREDICTED = 0.1
+"""Part of its time below which a prediction is no measure of an error."""
 _UNITS = (1.0, 1e3, 1e6, 1e3, 1e6)
 """From ms to the unit of each coefficient."""
 
@@ -48,15 +50,21 @@ class Fit(NamedTuple):
         return float(np.abs(self.errors).mean())
 
 
-def fit_linear(steps: Sequence[Step], place: str) -> Fit:
-    """Coefficients for timed iterations. Raises ArtifactError when there are fewer than coefficients."""
+def fit_linear(steps: Sequence[Step], place: str, is_noisy: bool = False) -> Fit:
+    """Coefficients for timed iterations. Raises ArtifactError when there are fewer than coefficients.
+
+    Errors count relative to the times; of noisy ones relative to a first fit, because those that noise made short
+    would weigh more.
+    """
     if len(steps) < len(COEFFICIENTS):
         raise ArtifactError(place, f"{len(steps)} timed iterations", valid=f"{len(COEFFICIENTS)} or more")
     table = np.array(steps, dtype=float)
     relative = np.column_stack([np.ones(len(table)), table[:, :4]]) / table[:, 4:]
-    coefficients = _least_squares(relative)
+    coefficients = _least_squares(relative, is_noisy)
     folds = np.arange(len(table)) % NUM_FOLDS
-    unseen = [relative[folds == fold] @ _least_squares(relative[folds != fold]) - 1 for fold in range(NUM_FOLDS)]
+    unseen = [
+        relative[folds == fold] @ _least_squares(relative[folds != fold], is_noisy) - 1 for fold in range(NUM_FOLDS)
+    ]
     options = {
         name: float(f"{value * unit:.6g}") for name, value, unit in zip(COEFFICIENTS, coefficients, _UNITS, strict=True)
     }
@@ -64,13 +72,16 @@ def fit_linear(steps: Sequence[Step], place: str) -> Fit:
     return Fit(options, errors, float(np.sqrt(np.mean(np.concatenate(unseen) ** 2))))
 
 
-def _least_squares(relative: Floats) -> Floats:
+def _least_squares(relative: Floats, is_noisy: bool) -> Floats:
     """Coefficients, none below zero, with which the features of each iteration add up to one."""
     from scipy.optimize import nnls
 
     scale = relative.max(axis=0)
     scale[scale == 0] = 1.0
-    found, _ = nnls(relative / scale, np.ones(len(relative)))
+    weight = np.ones(len(relative))
+    for _ in range(2 if is_noisy else 1):
+        found, _ = nnls(relative / scale * weight[:, None], weight)
+        weight = 1 / np.maximum(relative / scale @ found, LEAST_PREDICTED)
     coefficients: Floats = found / scale
     return coefficients
 
