@@ -9,7 +9,7 @@ import numpy as np
 from calibration.grids import Floats, term
 from calibration.residuals import residual
 from calibration.surface import LEAST_NOISE, NUM_FOLDS
-from sim.cost.artifact import Artifact, Residual, Term
+from sim.cost.artifact import ITERATION, Artifact, Residual, Term
 from sim.cost.table import Table
 from sim.step import StepArrays
 
@@ -23,7 +23,6 @@ FACTOR_PRIOR = 0.25
 """Prior: how far from one an operator's time in company is from its time alone."""
 GAPS = "gaps between kernels"
 PER_SEQUENCE, PER_PROMPT = "work per sequence", "work per iteration with prompts"
-ITERATION = "iteration"
 
 
 def correct(artifact: Artifact, steps: pd.DataFrame, num_layers: int) -> Artifact:

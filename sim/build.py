@@ -82,12 +82,19 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
-def simulate(scenario: Scenario, traffic: Traffic) -> Results:
-    """Run `traffic` through the engine of a scenario."""
+def cost_model(scenario: Scenario) -> CostModel:
+    """What a scenario's iterations cost. Raises ScenarioError or ArtifactError."""
+    target = replica(scenario).target
+    with _at(scenario.place):
+        return _cost(scenario, target)
+
+
+def simulate(scenario: Scenario, traffic: Traffic, cost: CostModel | None = None) -> Results:
+    """Run `traffic` through the engine of a scenario, priced by `cost` in place of its own where one is given."""
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = cost or _cost(scenario, parts.target)
         _check_requests(scenario, policy, traffic)
     clock, recorder = Clock(), Recorder()
     engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)

@@ -64,6 +64,7 @@ class Table(CostModel):
 
     def __init__(self, artifact: Artifact, max_cudagraph_capture_size: int = 512) -> None:
         self.artifact = artifact
+        self._max_cudagraph_capture_size = max_cudagraph_capture_size
         self._tables = tables = Tables(artifact)
         self._step_ns = artifact.step_us * 1e3
         self._host_ns = artifact.host_us * 1e3
@@ -139,6 +140,11 @@ class Table(CostModel):
         chunks = one_chunks(steps)
         rows = self._tokens.looked_up(steps.num_decode + chunks.num_tokens)
         return levels(self._tables, steps, chunks, rows)
+
+    def perturbed(self, rng: np.random.Generator) -> Table | None:
+        """By the artifact's own errors."""
+        artifact = self.artifact.perturbed(rng)
+        return None if artifact is None else Table(artifact, self._max_cudagraph_capture_size)
 
     def facts(self) -> dict[str, Any]:
         """The artifact's identity and what it leaves out."""
