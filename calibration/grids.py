@@ -11,6 +11,8 @@ from sim.cost.artifact import AXES, Axis, Term
 from sim.errors import ArtifactError
 
 Floats = NDArray[np.float64]
+NOT_TIMED = "not timed"
+"""How the note of a term begins that was computed from a data sheet."""
 
 
 def to_grid(points: Sequence[Floats], times: Floats) -> tuple[list[Floats], Floats]:
@@ -32,8 +34,10 @@ def fill_gaps(axes: Sequence[Floats], table: Floats, order: Sequence[int], place
     """The table with points that were not timed interpolated from their neighbours, axis by axis in `order`.
 
     Nothing is extrapolated along an axis but by repeating its outermost time. Raises ArtifactError at
-    `place` when a point has no neighbour along any axis.
+    `place` when a point has no neighbour along any axis, and for a table without any.
     """
+    if not table.size:
+        raise ArtifactError(place, "nothing was timed")
     for axis in order:
         table = np.apply_along_axis(_fill, axis, table, axes[axis])
     last = order[-1]
@@ -86,7 +90,15 @@ def holdout_error(points: Floats, table: Floats) -> float:
 
 
 def term(kind: str, name: str, axes: Sequence[Floats], table: Floats, calls: int, note: str = "") -> Term:
-    """A term of an artifact, times in µs with six significant digits."""
+    """A term of an artifact, times in µs with six significant digits.
+
+    Raises ArtifactError for a table that is none: one point along an axis, or times that are not known.
+    """
+    for axis, points in zip(AXES[kind], axes, strict=True):
+        if len(points) < 2:
+            raise ArtifactError(name, f"was timed at {len(points)} {axis} only", valid="expected two or more points")
+    if not np.isfinite(table).all():
+        raise ArtifactError(name, f"{(~np.isfinite(table)).sum()} of {table.size} times do not follow from those timed")
     return Term.model_validate(
         {
             "name": name,

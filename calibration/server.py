@@ -23,13 +23,25 @@ from numpy.typing import NDArray
 
 from calibration import csv_table
 from calibration.grids import Floats
-from calibration.whole_steps import Fit, Step, fit_linear
+from calibration.whole_steps import NUM_FOLDS, Step
 from sim.errors import ArtifactError
 
 Ints = NDArray[np.int64]
 
 LISTS = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
 LOG_COLUMNS = ("num_prefills", "num_prefill_tokens", "prefill_context_tokens", "num_decodes", "decode_context_tokens")
+UNITS = {
+    "base_ms": 1.0,
+    "per_decode_us": 1e3,
+    "per_context_token_ns": 1e6,
+    "per_prefill_token_us": 1e3,
+    "per_prefill_pair_ns": 1e6,
+}
+"""Coefficient of each feature of a `Step` -> from ms to its unit."""
+LEAST_ITERATIONS = 10
+"""Fewer do not tell five coefficients apart."""
+LEAST_PREDICTED = 0.1
+"""Part of its time below which a prediction is no measure of an error."""
 LEADS = (1, 2)
 """Iterations until what was sent can be computed: with asynchronous scheduling the next one is planned already."""
 TOGETHER = 0.5
@@ -59,25 +71,42 @@ class Requests(NamedTuple):
 
 
 class ServerFit(NamedTuple):
-    """A fit to a server's iterations, and how many stalled ones were left out of it."""
+    """A linear cost fitted to a server's iterations."""
 
-    fit: Fit
+    options: dict[str, float]
+    """Of `cost: {kind: linear}`."""
+    errors: Floats
+    """Relative, one for each iteration that it was fitted to."""
+    held_out_error: float
+    """Typical (root mean square) relative error at iterations that the fit did not see."""
     num_stalled: int
+    """Iterations that were left out because they did something else meanwhile."""
 
 
 def fit_bench(path: Path, max_num_batched_tokens: int) -> ServerFit:
     """The linear cost behind a result of `vllm bench serve`, under the lead of planning that explains it best.
 
-    Raises ArtifactError as `bench_steps` and `fit_linear` do.
+    Raises ArtifactError as `bench_steps` and `fit_steps` do.
     """
     fits = [fit_steps(bench_steps(path, max_num_batched_tokens, lead), str(path)) for lead in LEADS]
-    return min(fits, key=lambda found: found.fit.spread)
+    return min(fits, key=lambda found: found.held_out_error)
 
 
 def fit_steps(steps: Sequence[Step], place: str) -> ServerFit:
     """The linear cost of iterations, without those that stalled. Raises ArtifactError when there are too few."""
-    kept = _without_stalls(steps, fit_linear(steps, place, is_noisy=True).errors)
-    return ServerFit(fit_linear(kept, place, is_noisy=True), len(steps) - len(kept))
+    if len(steps) < LEAST_ITERATIONS:
+        raise ArtifactError(place, f"{len(steps)} timed iterations", valid=f"expected {LEAST_ITERATIONS} or more")
+    table = np.array(steps, dtype=float)
+    relative = np.column_stack([np.ones(len(table)), table[:, :4]]) / table[:, 4:]
+    kept = relative[_goes_on(relative @ _coefficients(relative) - 1)]
+    coefficients = _coefficients(kept)
+    folds = np.arange(len(kept)) % NUM_FOLDS
+    unseen = [kept[folds == fold] @ _coefficients(kept[folds != fold]) - 1 for fold in range(NUM_FOLDS)]
+    options = {
+        name: float(f"{value * unit:.6g}") for (name, unit), value in zip(UNITS.items(), coefficients, strict=True)
+    }
+    held_out_error = float(np.sqrt(np.mean(np.concatenate(unseen) ** 2)))
+    return ServerFit(options, kept @ coefficients - 1, held_out_error, len(table) - len(kept))
 
 
 def bench_steps(path: Path, max_num_batched_tokens: int, lead: int = 1) -> list[Step]:
@@ -110,10 +139,7 @@ def bench_steps(path: Path, max_num_batched_tokens: int, lead: int = 1) -> list[
 def log_steps(path: Path) -> list[Step]:
     """The iterations of a log. Raises ArtifactError for columns that are missing and times that are none."""
     columns = [*LOG_COLUMNS, "time_ms"]
-    if path.suffix == ".jsonl":
-        rows = csv_table.read_json_lines(path, columns, ["time_ms"])
-    else:
-        rows = csv_table.read(path, columns, ["time_ms"])
+    rows = csv_table.read(path, columns, ["time_ms"])
     steps = []
     for prompts, tokens, cached, decodes, context, time_ms in rows[columns].itertuples(index=False):
         pairs = tokens * cached + tokens * (tokens / max(prompts, 1) + 1) / 2
@@ -121,12 +147,31 @@ def log_steps(path: Path) -> list[Step]:
     return steps
 
 
-def _without_stalls(steps: Sequence[Step], errors: Floats) -> list[Step]:
-    """Those iterations that did not take far longer than a fit says; `errors` are its relative ones, of each."""
+def _coefficients(relative: Floats) -> Floats:
+    """Coefficients, none below zero, with which the features of each iteration add up to one.
+
+    Errors count relative to what a first fit says rather than to the times: noise makes some of them short, and
+    those would weigh more.
+    """
+    from scipy.optimize import nnls
+
+    scale = relative.max(axis=0)
+    scale[scale == 0] = 1.0
+    weight = np.ones(len(relative))
+    for _ in range(2):
+        found, _ = nnls(relative / scale * weight[:, None], weight)
+        weight = 1 / np.maximum(relative / scale @ found, LEAST_PREDICTED)
+    coefficients: Floats = found / scale
+    return coefficients
+
+
+def _goes_on(errors: Floats) -> NDArray[np.bool_]:
+    """Which iterations did not take far longer than a fit says; `errors` are its relative ones."""
     slower = -errors / (1 + errors)
     above = slower - np.median(slower)
     typical = 1.4826 * float(np.median(np.abs(above)))
-    return [step for step, by in zip(steps, above, strict=True) if by < max(STALLED * typical, FAR_LONGER)]
+    going: NDArray[np.bool_] = above < max(STALLED * typical, FAR_LONGER)
+    return going
 
 
 def _read_bench(path: Path) -> Requests:
