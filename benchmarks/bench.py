@@ -352,11 +352,11 @@ def bench_prices() -> None:
 
 
 def _us_each(call: Callable[[], object], num: int) -> str:
-    """The best of several repeats, µs and units; once before, so that everything is looked up."""
-    call()
+    """The best of several repeats, µs and units; each after a call that looks everything up."""
     best_s = units = float("inf")
     for _ in range(REPEATS):
         unit = unit_s(20_000)
+        call()
         start = time.process_time()
         call()
         seconds = (time.process_time() - start) / num
