@@ -12,8 +12,8 @@ from sim.errors import ArtifactError
 if TYPE_CHECKING:
     import pandas as pd
 
-LARGEST = 1e12
-"""No time, size or count in such a table is as large in any unit that is used for them."""
+SMALLEST, LARGEST = 1e-12, 1e12
+"""No time in such a table is as small, no time, size or count as large, in any unit that is used for them."""
 
 
 def find(candidates: Sequence[Path], place: str) -> Path:
@@ -40,11 +40,15 @@ def load(path: Path) -> pd.DataFrame:
     kind = {".parquet": "Parquet", ".jsonl": "JSON lines"}.get(path.suffix, "CSV")
     try:
         if kind == "Parquet":
-            return pd.read_parquet(path)
-        return pd.read_json(path, lines=True) if kind == "JSON lines" else pd.read_csv(path, low_memory=False)
+            table = pd.read_parquet(path)
+        else:
+            table = pd.read_json(path, lines=True) if kind == "JSON lines" else pd.read_csv(path, low_memory=False)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(str(path), f"cannot be read as {kind} ({reason})") from error
+    if kind == "CSV" and not isinstance(table.index, pd.RangeIndex):
+        raise ArtifactError(str(path), "has rows with more fields than its header names")
+    return table.reset_index(drop=True)
 
 
 def check(
@@ -80,7 +84,7 @@ def _check_column(values: pd.Series, path: Path, *, is_text: bool, is_time: bool
         is_bad, valid = values.isna(), "expected a name"
     else:
         numbers = pd.to_numeric(values, errors="coerce").astype(float)
-        is_bad = numbers.isna() | (numbers < 0) | (numbers >= LARGEST) | (is_time & (numbers == 0))
+        is_bad = numbers.isna() | (numbers < 0) | (numbers >= LARGEST) | (is_time & (numbers <= SMALLEST))
         valid = f"expected a {'time above zero' if is_time else 'number, zero or more,'} below {LARGEST:g}"
     if is_bad.any():
         i = int(is_bad.to_numpy().argmax())

@@ -19,9 +19,9 @@ from calibration.grids import Floats, term
 from calibration.host import WORK_ON_THE_HOST
 from calibration.importers.llmservingsim import CUDA_GRAPH_SIZES
 from calibration.iterations import correct
-from calibration.points import check_points
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
+from calibration.screening import check_points
 from calibration.surface import LEAST_NOISE, Points, Reference, Surface, fit_surface, held_out, physical
 from sim.cost.artifact import AXES, Artifact, Residual, Shape, Term
 from sim.errors import ArtifactError

@@ -26,14 +26,14 @@ def bundled_name(hugging_face_id: str) -> str:
     return plain
 
 
-def load_plain_model(name_or_path: str, place: str = "--model") -> Model:
+def load_plain_model(name_or_path: str, *, may_have_experts: bool = False) -> Model:
     """A model whose kernels are those that tables of dense models hold, in 16 bit with full attention.
 
-    Raises ScenarioError or ArtifactError at `place` for another kind, which such tables would misprice.
+    Raises ScenarioError or ArtifactError for another kind, which such tables would misprice.
     """
-    model = load_model(name_or_path, place)
+    model = load_model(name_or_path, place="--model")
     kinds = {
-        "a mixture of experts": model.experts,
+        "a mixture of experts": model.experts and not may_have_experts,
         "a model with latent attention": model.latent,
         "a model with quantized weights": model.quantization,
         "a model with sliding windows": model.num_sliding_layers,
@@ -42,7 +42,7 @@ def load_plain_model(name_or_path: str, place: str = "--model") -> Model:
     for kind, is_one in kinds.items():
         if is_one:
             raise ArtifactError(
-                place,
+                "--model",
                 f"{name_or_path} is {kind}",
                 valid="these tables price dense models in 16 bit with full attention",
             )

@@ -14,7 +14,7 @@ attention by its heads per GPU. What the tables do not hold, and how it is fille
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -133,24 +133,50 @@ def _at_shape(axes: list[Floats], table: Floats, n: int, k: int) -> Floats:
     return table
 
 
-def _elementwise(files: Files, model: Model, tensor_parallel: int) -> Term:
-    """Two norms with their residuals, rotary embedding, the KV write and the activation of every layer."""
+class _Memory(NamedTuple):
+    """What the system file states of a GPU's memory."""
+
+    bytes_per_us: float
+    part: float
+    """Of the bandwidth, what kernels are seen to reach."""
+    constant_us: float
+    """Of every kernel."""
+
+
+def _memory(files: Files) -> _Memory:
     path, stated = files.system()
     try:
-        system = stated["gpu"]
-        rate = float(system["mem_bw"]) * float(system["mem_bw_empirical_scaling_factor"])
-        constant_us = float(system["mem_empirical_constant_latency"]) * 1e6
+        gpu = stated["gpu"]
+        found = _Memory(
+            bytes_per_us=float(gpu["mem_bw"]) / 1e6,
+            part=float(gpu["mem_bw_empirical_scaling_factor"]),
+            constant_us=float(gpu["mem_empirical_constant_latency"]) * 1e6,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             str(path), f"does not state the memory bandwidth and its corrections ({error!r})"
         ) from error
+    if not (found.bytes_per_us > 0 and 0 < found.part <= 1 and found.constant_us >= 0):
+        raise ArtifactError(
+            str(path),
+            f"states a memory bandwidth of {found.bytes_per_us:g} B/us, a part of {found.part:g} "
+            f"and {found.constant_us:g} us",
+            valid="expected a bandwidth above zero, a part of it and a constant",
+        )
+    return found
+
+
+def _elementwise(files: Files, model: Model, tensor_parallel: int) -> Term:
+    """Two norms with their residuals, rotary embedding, the KV write and the activation of every layer."""
+    memory = _memory(files)
+    rate, constant_us = memory.bytes_per_us * memory.part, memory.constant_us
     heads, kv_heads = model.num_attention_heads // tensor_parallel, model.kv_heads_per_gpu(tensor_parallel)
     intermediate = -(-model.intermediate_size // tensor_parallel)
     elements = 2 * 4 * model.hidden_size + 2 * (heads + kv_heads) * model.head_dim
     elements += 4 * kv_heads * model.head_dim + (model.num_mlp_inputs + 1) * intermediate
     num_tokens = np.array([1.0, float(_LARGEST_ROWS)])
-    us = 5 * constant_us + num_tokens * elements * model.dtype_bytes / rate * 1e6
-    note = f"{NOT_TIMED}: five kernels of {constant_us:g} us and their bytes at {rate / 1e12:.2f} TB/s"
+    us = 5 * constant_us + num_tokens * elements * model.dtype_bytes / rate
+    note = f"{NOT_TIMED}: five kernels of {constant_us:g} us and their bytes at {rate / 1e6:.2f} TB/s"
     return term("tokens", "elementwise", [num_tokens], us, model.num_hidden_layers, note)
 
 
@@ -171,16 +197,20 @@ def _attention(files: Files, model: Model, tensor_parallel: int) -> list[Term]:
                 valid=f"timed: {timed}",
             )
     layers = model.num_hidden_layers
-    return [_decode(found["generation"], layers), _prompt(found["context"], layers)]
+    token_us = 2 * kv_heads * model.head_dim * model.dtype_bytes / _memory(files).bytes_per_us
+    return [_decode(found["generation"], layers, token_us), _prompt(found["context"], layers)]
 
 
-def _decode(rows: pd.DataFrame, layers: int) -> Term:
-    """Batches of decodes; large ones were timed at short contexts only, and go on straight from there."""
+def _decode(rows: pd.DataFrame, layers: int, token_us: float) -> Term:
+    """Batches of decodes; large ones were timed at short contexts only, and go on straight from there.
+
+    `token_us` is what reading a token's KV takes at the full bandwidth: beyond what was timed, none takes less.
+    """
     axes, table = to_grid(
         [rows["batch_size"].to_numpy(dtype=float), rows["step"].to_numpy(dtype=float) + 1],
         rows["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
     )
-    table = straight_on(axes[1], table)
+    table = straight_on(axes[1], table, axes[0] * token_us)
     note = "large batches at long contexts were not timed: straight on from the contexts that were"
     return term("decode_attention", "decode_attention", axes, rising(table), layers, note)
 

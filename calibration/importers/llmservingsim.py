@@ -29,7 +29,7 @@ from calibration.models import bundled_name, known_gpu, load_plain_model
 from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
-from sim.model import Model, load_model
+from sim.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +80,8 @@ def import_profile(
     terms += _attention(attention, layers, str(folder))
     skew = _skew(folder, tensor_parallel, meta, terms, layers)
     missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
+    if described.experts and described.experts.shared_intermediate_size:
+        missing += [] if dense["layer"].str.contains("shared").any() else ["shared experts"]
     terms += skew
     if tensor_parallel > 1:
         terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
@@ -122,13 +124,11 @@ def _meta(folder: Path) -> dict[str, Any]:
 
 def _model(name_or_path: str, folder: Path, tensor_parallel: int) -> Model:
     """A dense model, or a mixture of experts whose experts were timed."""
-    model = load_model(name_or_path, place="--model")
+    model = load_plain_model(name_or_path, may_have_experts=True)
     has_times = _exists(folder, tensor_parallel, "moe")
-    if model.experts is None:
-        if has_times:
-            raise ArtifactError(str(folder), f"has times of experts, and {model.name} has none", valid=WITH_EXPERTS)
-        return load_plain_model(name_or_path)
-    if not has_times:
+    if has_times and model.experts is None:
+        raise ArtifactError(str(folder), f"has times of experts, and {model.name} has none", valid=WITH_EXPERTS)
+    if model.experts and not has_times:
         raise ArtifactError(str(folder), f"has no times of the experts of {model.name}", valid=WITH_EXPERTS)
     return model
 

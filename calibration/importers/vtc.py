@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from calibration.csv_table import LARGEST, SMALLEST
 from calibration.models import load_plain_model
 from calibration.plausible import check_plausible
 from calibration.whole_steps import Step, fit_linear, prompts, terms
@@ -52,7 +53,7 @@ def timed_steps(path: Path) -> list[Step]:
             for prompt, outputs in profile.items()
             for output, (batch, prefill_s, decode_s) in outputs.items()
         ]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ArtifactError(
             str(path),
             f"is no cost profile ({error})",
@@ -60,7 +61,8 @@ def timed_steps(path: Path) -> list[Step]:
         ) from error
     steps = []
     for prompt, output, batch, prefill_s, decode_s in rows:
-        if min(prompt, output, batch) < 1 or not (0 < prefill_s < float("inf") and 0 < decode_s < float("inf")):
+        sizes, times = (prompt, output, batch), (prefill_s, decode_s)
+        if not (all(1 <= size < LARGEST for size in sizes) and all(SMALLEST < time < LARGEST for time in times)):
             raise ArtifactError(
                 f"{path}: {prompt}.{output}",
                 f"is {[batch, prefill_s, decode_s]}",

@@ -6,9 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibration.cli import app
@@ -172,6 +176,48 @@ def test_times_in_another_unit_are_noticed(kind, file, factor, tmp_path):
     assert "Is a column in another unit (ms, us, ns)? Convert it." in message
 
 
+JUNK = [
+    "",
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "1e-300",
+    "abc",
+    '"',
+    "\n",
+    ",",
+    "[]",
+    "{}",
+    "null",
+    "true",
+    "\x00",
+    "é",
+    "1e11",
+]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_whatever_a_cell_holds_it_is_imported_or_refused(kind, data):
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "p"
+        arguments = getattr(published, kind)(folder)
+        path = folder / data.draw(st.sampled_from(sorted(file.name for file in folder.iterdir())))
+        lines = path.read_text().splitlines()
+        i = data.draw(st.integers(0, len(lines) - 1))
+        cells = lines[i].split(",")
+        cells[data.draw(st.integers(0, len(cells) - 1))] = data.draw(st.sampled_from(JUNK))
+        lines[i] = ",".join(cells)
+        path.write_text("\n".join(lines))
+        try:
+            Table(run(kind, folder, arguments))
+        except UserError as error:
+            event(error.found.partition(" ")[0])
+
+
 def vtc(**entries):
     def change(content):
         content["8"].update(entries)
@@ -316,6 +362,25 @@ def test_the_installed_package_gives_what_its_tables_give_as_csv(tmp_path, monke
     shutil.rmtree(tmp_path / "site/aiconfigurator_core/systems/data")
     with pytest.raises(UserError, match=r"there is no h100_sxm_vllm\*_gemm\.csv"):
         import_tables(None, "llama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "mem_bw:",
+            "mem_bandwidth:",
+            r"does not state the memory bandwidth and its corrections \(KeyError\('mem_bw'\)\)",
+        ),
+        ("3.35e+12", "0", r"states a memory bandwidth of 0 B/us, .*; expected a bandwidth above zero"),
+        ("gpu:", "gpu", r"cannot be read as YAML|does not state"),
+    ],
+)
+def test_a_data_sheet_that_is_none_is_refused(old, new, message, tmp_path):
+    def damage(path):
+        path.write_text(path.read_text().replace(old, new))
+
+    assert re.search(message, refusal("aiconfigurator", tmp_path / "p", damage, "h100_sxm_system.yaml"))
 
 
 def test_vidurs_four_families_are_named_terms(tmp_path):

@@ -215,6 +215,11 @@ def test_tables_go_straight_on_from_the_upper_half_of_their_times():
     ]
 
 
+def test_tables_go_on_no_less_steeply_than_they_must():
+    points, table = np.array([0.0, 1, 2, 4]), np.array([[0, 1, 2, np.nan], [0, 1, 2, np.nan]])
+    assert straight_on(points, table, np.array([0.5, 3])).tolist() == [[0, 1, 2, pytest.approx(4)], [0, 1, 2, 8]]
+
+
 def test_noise_moves_tables_up_as_much_as_down():
     assert rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1, 2.5, 2.5, 4]
     table = rising(np.random.default_rng(0).random((6, 7, 3)))
