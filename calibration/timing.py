@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -112,7 +111,7 @@ def summarize(times_ns: Sequence[float]) -> tuple[float, float, float, int, int]
     num = len(kept)
     half = 0.98 * num**0.5
     low, high = max(0, int(num / 2 - half)), min(num - 1, int(np.ceil(num / 2 + half)))
-    return statistics.median(kept), float(kept[low]), float(kept[high]), len(values), len(values) - num
+    return float(np.median(kept)), float(kept[low]), float(kept[high]), len(values), len(values) - num
 
 
 def _is_known(times_ns: Sequence[float]) -> bool:

@@ -12,6 +12,7 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.device import Device
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -82,15 +83,22 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
-def simulate(scenario: Scenario, traffic: Traffic) -> Results:
-    """Run `traffic` through the engine of a scenario."""
+def simulate(
+    scenario: Scenario, traffic: Traffic, *, clock: Clock | None = None, device: Device | None = None
+) -> Results:
+    """Run `traffic` through the engine of a scenario.
+
+    `clock` and `device` stand in for simulated time and for steps that take what they are said to cost: with a
+    clock that follows the time of day and a device that computes, the same engine serves the same requests for real.
+    """
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
         cost = _cost(scenario, parts.target)
         _check_requests(scenario, policy, traffic)
-    clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)
+    clock, recorder = clock or Clock(), Recorder()
+    core, aborts = EngineCore(policy), scenario.engine.abort_on_disconnect
+    engine = Engine(clock, core, cost, recorder, aborts=aborts, macro_steps=device is None, device=device)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
