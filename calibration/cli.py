@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from sim.cost.artifact import Artifact
 
 app = typer.Typer(
     help="Make cost artifacts from measured kernels, and check predictions against measured runs.",
@@ -80,6 +83,47 @@ def _needed(model: str | None) -> str:
     return model
 
 
+@app.command()
+def fit(
+    path: Annotated[Path, typer.Argument(metavar="RAW", help="timed points (Parquet)")],
+    out: Annotated[Path, typer.Option("--out", help="the artifact to write (JSON)")],
+    model: Annotated[str | None, typer.Option("--model", help="refuse a profile of another model")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="refuse a profile of another type")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option("--tp", min=1, help="refuse one of another degree")] = None,
+) -> None:
+    """Fit a cost artifact to the timed points of a profile."""
+    from calibration import raw
+    from calibration.check import check_asked
+    from calibration.fit import fit as fit_raw
+
+    timed = raw.read(path)
+    check_asked(timed.metadata, model, dtype, tensor_parallel)
+    artifact = fit_raw(timed)
+    artifact.write(out)
+    typer.echo(f"wrote {out}: {len(artifact.terms)} terms from {len(timed.points)} timed points")
+    typer.echo("\n".join(_errors_by_region(artifact)))
+    typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(metavar="RAW", help="timed points (Parquet)")],
+    artifact_path: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="what was fitted to them (JSON)")],
+) -> None:
+    """Fit again and compare with an artifact; exit code 1 where they differ."""
+    from calibration import raw
+    from calibration.check import differences
+    from calibration.fit import fit as fit_raw
+    from sim.cost.artifact import read_artifact
+
+    artifact = read_artifact(artifact_path, place="ARTIFACT")
+    found = differences(fit_raw(raw.read(path)), artifact)
+    if found:
+        typer.echo("\n".join(found))
+        raise typer.Exit(1)
+    typer.echo(f"{artifact_path} is what {path} says: sha256 {artifact.sha256}")
+
+
 @app.command("fit-linear")
 def fit_linear(
     kind: Annotated[str, typer.Argument(help="whose measurements: splitwise or vtc")],
@@ -129,6 +173,9 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
+    typer.echo("\n".join(_errors_by_region(artifact)))
+    if artifact.step_us:
+        typer.echo(f"every iteration: {artifact.step_us:g} us that no term depends on")
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
     typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
@@ -167,6 +214,15 @@ def accuracy(
         from sim.metrics.coverage import coverage_line
 
         typer.echo(f"times are from {coverage_line(report.cost)}")
+
+
+def _errors_by_region(artifact: Artifact) -> list[str]:
+    """A line for each region of each fitted term."""
+    return [
+        f"{own.term}, {own.region}: {own.num_points} points left out missed by {100 * own.mean_absolute_error:.1f} % "
+        f"(on the whole {100 * own.mean_error:+.1f} %, spread {100 * own.spread:.1f} %)"
+        for own in artifact.residuals
+    ]
 
 
 def _percent(value: Any, width: int, sign: str = "+") -> str:
