@@ -20,6 +20,7 @@ from sim.errors import InvariantError, ScenarioError
 from sim.request import Request, Status
 from sim.step import Step
 
+_MAX_HOST_SAMPLES = 1000
 _SPIN_NS = 200_000
 """Sleeping overshoots by about a tenth of this; the rest of a wait is spent looking at the clock."""
 
@@ -67,11 +68,31 @@ class RealDevice(Device):
         if step.is_empty:
             super().launch(step, now_ns)
             return
-        self._follow(step)
+        members = self._members(step)
+        rows = [sequence.row(num_tokens, is_last) for sequence, num_tokens, is_last in members]
         start_ns = self._clock.elapsed_ns()
-        self._execute(step)
+        tokens = self._executor.run(rows)
         self._launches.append((step, start_ns, self._clock.elapsed_ns(), start_ns - now_ns))
         self.num_computing += 1
+        self._take_in(members, tokens)
+
+    def _members(self, step: Step) -> list[_Member]:
+        """Everybody whom the step computes, decodes first, with pages for what it computes."""
+        self._follow(step)
+        members: list[_Member] = [(self._sequences[index], 1, True) for index in self._decoding]
+        contexts = [sequence.num_computed for sequence, _, _ in members]
+        if len(contexts) != step.shape.num_decode or sum(contexts) != step.shape.decode_context_sum:
+            raise InvariantError(
+                f"a step of {step.shape.num_decode} decodes over {step.shape.decode_context_sum} tokens reached an "
+                f"engine that follows {len(contexts)} over {sum(contexts)}"
+            )
+        for chunk in step.chunks:
+            sequence = self._sequences.get(chunk.request.index) or self._begin(chunk.request)
+            sequence.num_computed = chunk.context
+            members.append((sequence, chunk.num_tokens, chunk.is_last))
+        for sequence, num_tokens, _ in members:
+            sequence.take_pages(-(-(sequence.num_computed + num_tokens) // self._executor.page_size), self._free)
+        return members
 
     def _follow(self, step: Step) -> None:
         """Forget who left, and take in who came."""
@@ -85,27 +106,7 @@ class RealDevice(Device):
         for request in step.joined:
             self._decoding[request.index] = request
 
-    def _execute(self, step: Step) -> None:
-        shape, page_size = step.shape, self._executor.page_size
-        members: list[tuple[_Sequence, int, bool]] = []
-        for index in self._decoding:
-            members.append((self._sequences[index], 1, True))
-        contexts = [sequence.num_computed for sequence, _, _ in members]
-        if len(contexts) != shape.num_decode or sum(contexts) != shape.decode_context_sum:
-            raise InvariantError(
-                f"a step of {shape.num_decode} decodes over {shape.decode_context_sum} tokens reached an engine that "
-                f"follows {len(contexts)} over {sum(contexts)}"
-            )
-        for chunk in step.chunks:
-            sequence = self._sequences.get(chunk.request.index) or self._begin(chunk.request)
-            sequence.num_computed = chunk.context
-            members.append((sequence, chunk.num_tokens, chunk.is_last))
-        for sequence, num_tokens, _ in members:
-            sequence.take_pages(-(-(sequence.num_computed + num_tokens) // page_size), self._free)
-        tokens = self._executor.run([sequence.row(num, is_last) for sequence, num, is_last in members])
-        self._take_in(members, tokens)
-
-    def _take_in(self, members: Sequence[tuple[_Sequence, int, bool]], tokens: list[int]) -> None:
+    def _take_in(self, members: Sequence[_Member], tokens: Sequence[int]) -> None:
         sampled = iter(tokens)
         for sequence, num_tokens, is_last in members:
             sequence.num_computed += num_tokens
@@ -129,6 +130,48 @@ class RealDevice(Device):
             sequence.pages.clear()
             if sequence.request.status is Status.OVER:
                 del self._sequences[index]
+
+
+class HostTimer(RealDevice):
+    """Notes how long the host works between steps, while simulated time passes as steps are priced.
+
+    Steps are computed too, for the host is slower after them (its caches hold something else), but how long that
+    takes counts for nothing.
+    """
+
+    def __init__(self, executor: Executor, cost: CostModel) -> None:
+        super().__init__(executor, WallClock(), cost)
+        self.samples: list[tuple[int, int]] = []
+        """Per step: requests in it, and ns from the end of the last step to its start."""
+        self._since_ns: int | None = None
+
+    def launch(self, step: Step, now_ns: int) -> None:
+        """Note how long the host took since the last step, compute this one, let its price pass."""
+        if step.is_empty:
+            self._since_ns = None
+            super().launch(step, now_ns)
+            return
+        members = self._members(step)
+        rows = [sequence.row(num_tokens, is_last) for sequence, num_tokens, is_last in members]
+        if self._since_ns is not None and len(self.samples) < _MAX_HOST_SAMPLES:
+            self.samples.append((len(members), self._clock.elapsed_ns() - self._since_ns))
+        Device.launch(self, step, now_ns)
+        is_enough = len(self.samples) >= _MAX_HOST_SAMPLES
+        tokens = [0] * len(rows) if is_enough else self._executor.run(rows)
+        self._since_ns = self._clock.elapsed_ns()
+        self._take_in(members, tokens)
+
+    def host_us(self) -> tuple[float, float]:
+        """µs of the host an iteration and a request in it: a line through the medians of every size of batch."""
+        sizes, times = np.array(self.samples, dtype=float).reshape(-1, 2).T
+        batches, counts = np.unique(sizes, return_counts=True)
+        if not len(batches):
+            return 0.0, 0.0
+        medians = np.array([np.median(times[sizes == batch]) for batch in batches]) / 1e3
+        if len(batches) == 1:
+            return float(medians[0]), 0.0
+        per_request, fixed = np.polyfit(batches, medians, 1, w=np.sqrt(counts))
+        return max(0.0, float(fixed)), max(0.0, float(per_request))
 
 
 class _Sequence:
@@ -155,3 +198,7 @@ class _Sequence:
         """Its part of the next batch."""
         tokens = self.token_ids[self.num_computed : self.num_computed + num_tokens]
         return Row(tokens, self.num_computed, self.pages, is_sampled)
+
+
+_Member = tuple[_Sequence, int, bool]
+"""Who takes part in a step, with how many tokens, and whether the last of them is sampled from."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from calibration.attention import Backend, Batch, Row, choose_backend
+from calibration.importers.llmservingsim import CUDA_GRAPH_SIZES
 from calibration.kernels import Decoder, KVCache, Shard
 from sim.errors import ArtifactError
 from sim.model import Model
 
 DTYPE = torch.bfloat16
-GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-"""Batch sizes that vLLM 0.11 to 0.19 captures by default, up to 512 (`vllm/config/vllm.py`)."""
 _CACHE_SHARE = 0.9
 """Part of the free memory for weights and cache; the rest is for activations."""
 _MIN_LAYERS_CACHE_TOKENS = 4096
@@ -49,19 +49,16 @@ class Executor:
         sampled: list[int] = tokens.tolist()
         return sampled
 
-    def capture(self, max_num_seqs: int, max_model_len: int) -> list[int]:
-        """Capture CUDA graphs for decodes, largest first, as vLLM does; returns their sizes (none without CUDA)."""
-        if self.decoder.device.type != "cuda" or not self.backend.can_capture:
-            return []
-        sizes = graph_sizes(max_num_seqs)
-        max_pages = -(-max_model_len // self.page_size)
-        for size in reversed(sizes):
-            self._graphs[size] = _Graph(self, size, max_pages)
-        return sizes
+    def capture(self, sizes: Sequence[int], max_model_len: int) -> None:
+        """Have CUDA graphs for decodes in batches of just these sizes, largest first, as vLLM captures them."""
+        self._graphs = {size: graph for size, graph in self._graphs.items() if size in sizes}
+        for size in sorted(set(sizes) - self._graphs.keys(), reverse=True):
+            self._graphs[size] = _Graph(self, size, -(-max_model_len // self.page_size))
 
-    def drop_graphs(self) -> None:
-        """Run everything kernel by kernel from now on."""
-        self._graphs.clear()
+    @property
+    def captures(self) -> bool:
+        """Whether it can run decodes as CUDA graphs at all."""
+        return self.decoder.device.type == "cuda" and self.backend.can_capture
 
     def _graph_for(self, batch: Batch) -> _Graph | None:
         if not self._graphs or max(batch.lengths) > 1:
@@ -97,7 +94,7 @@ class _Graph:
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Captured batch sizes for so many sequences: enough that all of them fit into one, if 512 do."""
-    return [size for i, size in enumerate(GRAPH_SIZES) if i == 0 or GRAPH_SIZES[i - 1] < max_num_seqs]
+    return [size for smaller, size in pairwise([0, *CUDA_GRAPH_SIZES]) if smaller < max_num_seqs]
 
 
 def free_bytes(device: torch.device) -> int:
@@ -114,12 +111,13 @@ def build_executor(
     model: Model,
     device: torch.device,
     *,
-    tensor_parallel: int = 1,
+    tensor_parallel: int,
     cache_tokens: int,
-    attention: str = "auto",
-    seed: int = 0,
+    max_num_seqs: int,
+    attention: str,
+    seed: int,
 ) -> Executor:
-    """One GPU's share of a model with room for `cache_tokens` tokens, or for as many as fit.
+    """One GPU's share of a model with room for `cache_tokens` tokens of `max_num_seqs` sequences, or for what fits.
 
     Layers are left out where the weights of all of them do not fit beside a cache of some use. Raises
     ArtifactError where not even one does.
@@ -139,6 +137,8 @@ def build_executor(
         )
     shard = Shard.of(model, tensor_parallel, num_layers)
     left = memory - size * (shard.other_elements + num_layers * shard.layer_elements)
-    num_tokens = min(cache_tokens, int(left // (size * num_layers * shard.kv_elements)))
+    # each sequence leaves a page partly empty
+    wanted = cache_tokens + max_num_seqs * backend.page_size
+    num_tokens = min(wanted, int(left // (size * num_layers * shard.kv_elements)))
     num_pages = 1 + -(-num_tokens // backend.page_size)
     return Executor(Decoder(shard, device, DTYPE, seed), num_pages, backend)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,11 +17,12 @@ from numpy.typing import NDArray
 
 from calibration import raw
 from calibration.communication import time_all_reduce
-from calibration.executor import DTYPE, Executor, build_executor
+from calibration.executor import DTYPE, Executor, build_executor, graph_sizes
 from calibration.operators import call_of, pages_needed
 from calibration.points import Limits, Point, candidates, coarse
 from calibration.timing import Timer, query
 from sim.errors import ArtifactError
+from sim.metrics import facts
 from sim.model import Model
 
 if TYPE_CHECKING:
@@ -107,10 +107,12 @@ def profile(
     known = _known(out, about)
     num_known = len(known)
     run = _Run(executor, out, about, known, start_s + job.budget_s, report, limits)
+    has_experts = executor.decoder.shard.num_experts > 0
+    modes = raw.MODES if executor.captures else raw.MODES[:1]
     if job.tensor_parallel > 1:
         run.add_all_reduce(job, limits)
-    run.coarse(_possible(coarse(limits, _has_experts(executor), _modes(executor)), executor))
-    run.refine(_possible(candidates(limits, _has_experts(executor), _modes(executor)), executor), rank)
+    run.coarse(_possible(coarse(limits, has_experts, modes), executor))
+    run.refine(_possible(candidates(limits, has_experts, modes), executor), rank)
     num_layers = executor.decoder.shard.num_layers
     seconds = time.monotonic() - start_s
     return Profile(len(run.known) - num_known, num_known, num_layers, job.model.num_hidden_layers, seconds)
@@ -124,6 +126,7 @@ def build_for(job: Job) -> Executor:
         job.device,
         tensor_parallel=job.tensor_parallel,
         cache_tokens=min(wanted, job.limits.cache_tokens),
+        max_num_seqs=job.limits.max_num_seqs,
         attention=job.attention,
         seed=job.seed,
     )
@@ -131,11 +134,7 @@ def build_for(job: Job) -> Executor:
 
 def describe(job: Job, executor: Executor) -> raw.Metadata:
     """What all points of this profile have in common."""
-    versions = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "servesim": metadata.version("servesim"),
-    }
+    versions = facts.versions() | {"torch": torch.__version__}
     driver, program = None, shutil.which("nvidia-smi")
     device: Literal["cuda", "cpu"] = "cpu"
     if job.device.type == "cuda":
@@ -145,7 +144,7 @@ def describe(job: Job, executor: Executor) -> raw.Metadata:
         versions["cuda"] = str(torch.version.cuda)
         driver = (query(program, "driver_version", job.device.index or 0) if program else "") or None
     else:
-        name, memory_bytes = _cpu_name(), _total_memory_bytes()
+        name, memory_bytes = f"{_cpu_name()}, {torch.get_num_threads()} threads", _total_memory_bytes()
     attention = ("prefill_attention", "decode_attention", "mixed_attention")
     return raw.Metadata(
         hardware=raw.Hardware(name=name, memory_bytes=memory_bytes),
@@ -230,11 +229,10 @@ class _Run:
             self._keep(point, timing._asdict())
 
     def _time(self, point: Point, limit_s: float) -> None:
-        if point.mode == "graph":
-            self._executor.capture(len(point.contexts), self._limits.max_model_len)
+        sizes = graph_sizes(len(point.contexts))[-1:] if point.mode == "graph" else []
+        self._executor.capture(sizes, self._limits.max_model_len)
         call = call_of(point, self._executor)
         timing = self._timer.time(call, limit_s, is_whole=point.operator == "step")
-        self._executor.drop_graphs()
         self._keep(point, timing._asdict())
 
     def _keep(self, point: Point, timing: dict[str, Any]) -> None:
@@ -258,15 +256,6 @@ def _possible(points: Sequence[Point], executor: Executor) -> list[Point]:
     """Those that the pages of the cache suffice for."""
     num_pages = executor.cache.num_pages - 1
     return [point for point in points if pages_needed(point, executor.page_size) <= num_pages]
-
-
-def _has_experts(executor: Executor) -> bool:
-    return executor.decoder.shard.num_experts > 0
-
-
-def _modes(executor: Executor) -> tuple[str, ...]:
-    captures = executor.decoder.device.type == "cuda" and executor.backend.can_capture
-    return ("eager", "graph") if captures else ("eager",)
 
 
 def _cpu_name() -> str:

@@ -58,7 +58,7 @@ def replica(scenario: Scenario) -> Replica:
     """Load model and GPU and derive the KV pool. Raises ScenarioError or ArtifactError."""
     engine, tensor_parallel = scenario.engine, scenario.hardware.tensor_parallel
     with _at(scenario.place):
-        model = load_model(_model_name(scenario))
+        model = load_model(model_name(scenario))
         gpu = load_gpu(scenario.hardware.gpu)
         num_tokens, num_rows = engine.largest_pass(engine.max_model_len or model.max_position_embeddings)
         memory = derive_kv_memory(
@@ -173,8 +173,8 @@ def _cost(scenario: Scenario, target: Target) -> CostModel:
     return cost.build(options, target)
 
 
-def _model_name(scenario: Scenario) -> str:
-    """A bundled name as it is; a path relative to the scenario's folder."""
+def model_name(scenario: Scenario) -> str:
+    """The model of a scenario as `load_model` takes it: a bundled name, or a path found from the scenario's folder."""
     name = scenario.model
     return str(resolve_path(name, scenario.folder, place="model")) if is_model_path(name) else name
 
