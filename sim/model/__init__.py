@@ -9,7 +9,7 @@ not modelled is refused by the name of the field that asks for it, never approxi
 from sim.model.config import parse_config
 from sim.model.decoder import Model
 from sim.model.experts import Experts
-from sim.model.files import load_model, models
+from sim.model.files import load_model, models, read_config
 from sim.model.latent import LatentAttention
 from sim.model.products import Product, Rows
 from sim.model.quantization import Quantization
@@ -24,4 +24,5 @@ __all__ = [
     "load_model",
     "models",
     "parse_config",
+    "read_config",
 ]

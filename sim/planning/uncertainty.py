@@ -36,8 +36,8 @@ def run_with_cost_uncertainty(scenario: Scenario) -> Results:
             valid="known are those of `kind: table` with held-out errors and of `kind: linear` with relative_error",
             remedy="Leave --cost-uncertainty out, or calibrate.",
         )
-    results = simulate(scenario, traffic, cost)
-    reruns = [simulate(scenario, traffic, own).summary()["metrics"] for own in known]
+    results = simulate(scenario, traffic, cost=cost)
+    reruns = [simulate(scenario, traffic, cost=own).summary()["metrics"] for own in known]
     band = {name: {key: _band([own[name][key] for own in reruns]) for key in STATISTICS} for name in METRICS}
     uncertainty = {"num_reruns": len(known), "level": LEVEL, "metrics": band}
     facts = replace(results.facts, cost={**results.facts.cost, "uncertainty": uncertainty})
