@@ -57,7 +57,7 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
-    for line in fitting.errors_by_region(artifact):
+    for line in fitting.held_out_lines(artifact):
         typer.echo(line)
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")

@@ -22,7 +22,7 @@ from calibration.iterations import correct
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
 from calibration.screening import check_points
-from calibration.surface import LEAST_NOISE, Points, Reference, Surface, fit_surface, held_out, physical
+from calibration.surface import LEAST_NOISE, Points, Reference, Surface, fit_surface, held_out, nodes_of, physical
 from sim.cost.artifact import AXES, Artifact, Residual, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
@@ -180,7 +180,8 @@ def _fit_operator(own: pd.DataFrame, operator: Operator, reference: Reference | 
     most = MOST_NODES[len(at)]
 
     def fitted(some: Points) -> Surface:
-        return fit_surface(some, reference or physical(operator.features, some), most)
+        axes = [nodes_of(values, num) for values, num in zip(some.at, most, strict=True)]
+        return fit_surface(some, reference or physical(operator.features, some), axes)
 
     places, errors, expected = held_out(points, fitted)
     return FittedOperator(fitted(points), points, points.take(places), errors, expected)

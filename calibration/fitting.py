@@ -37,7 +37,7 @@ def fit(
     except OSError as error:
         raise ArtifactError("--out", f"cannot write {str(out)!r} ({error.strerror})") from error
     typer.echo(f"wrote {out}: {len(artifact.terms)} terms from {len(timed.points)} timed points")
-    for line in errors_by_region(artifact):
+    for line in held_out_lines(artifact):
         typer.echo(line)
     for part in artifact.missing:
         typer.echo(f"missing: {part}")
@@ -89,10 +89,16 @@ def fit_server(
     typer.echo(f"  relative_error: {found.held_out_error:.4g}")
 
 
-def errors_by_region(artifact: Artifact) -> list[str]:
-    """A line for each region of each fitted term."""
+def held_out_lines(artifact: Artifact) -> list[str]:
+    """What points left out say: for whole iterations each region, for every other term the worst of them."""
+    from sim.cost.artifact import ITERATION
+
+    regions = [own for own in artifact.residuals if own.term == ITERATION]
+    for name in dict.fromkeys(own.term for own in artifact.residuals if own.term != ITERATION):
+        mine = (own for own in artifact.residuals if own.term == name)
+        regions.append(max(mine, key=lambda own: own.mean_absolute_error))
     return [
         f"{own.term}, {own.region}: {own.num_points} points left out missed by {100 * own.mean_absolute_error:.1f} % "
-        f"(on the whole {100 * own.mean_error:+.1f} %, spread {100 * own.spread:.1f} %)"
-        for own in artifact.residuals
+        f"(on the whole {100 * own.mean_error:+.1f} %)"
+        for own in regions
     ]

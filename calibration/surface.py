@@ -82,12 +82,11 @@ class Surface:
         return splu(self._precision.tocsc())
 
 
-def fit_surface(points: Points, reference: Reference, most_nodes: Sequence[int]) -> Surface:
-    """The table through points. Every axis needs two different coordinates; it gets at most so many nodes."""
+def fit_surface(points: Points, reference: Reference, axes: Sequence[Floats]) -> Surface:
+    """The table through points, at the nodes `axes` (two or more an axis)."""
     from scipy.sparse import csr_array, diags_array, eye_array
     from scipy.sparse.linalg import spsolve
 
-    axes = [nodes_of(values, most) for values, most in zip(points.at, most_nodes, strict=True)]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
     at_nodes = reference(grid)
     data = diags_array(1 / points.ns) @ _weights(axes, points.at) @ diags_array(at_nodes)
@@ -98,7 +97,7 @@ def fit_surface(points: Points, reference: Reference, most_nodes: Sequence[int])
     wanted = data.T @ points.noise**-2.0 + trust
     ratios = np.maximum(spsolve(precision.tocsc(), wanted), ROUNDED)
     shape = [len(axis) for axis in axes]
-    return Surface(axes, rising((ratios * at_nodes).reshape(shape)), at_nodes.reshape(shape), precision)
+    return Surface([*axes], rising((ratios * at_nodes).reshape(shape)), at_nodes.reshape(shape), precision)
 
 
 def held_out(points: Points, fit: Callable[[Points], Surface]) -> tuple[NDArray[np.int64], Floats, Floats]:
