@@ -22,7 +22,17 @@ from calibration.iterations import correct
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
 from calibration.screening import check_points
-from calibration.surface import LEAST_NOISE, Points, Reference, Surface, fit_surface, held_out, nodes_of, physical
+from calibration.surface import (
+    LEAST_NOISE,
+    Points,
+    Reference,
+    Surface,
+    fit_surface,
+    held_out,
+    nodes_of,
+    physical,
+    with_midpoints,
+)
 from sim.cost.artifact import AXES, Artifact, Residual, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
@@ -181,6 +191,10 @@ def _fit_operator(own: pd.DataFrame, operator: Operator, reference: Reference | 
 
     def fitted(some: Points) -> Surface:
         axes = [nodes_of(values, num) for values, num in zip(some.at, most, strict=True)]
+        axes = [
+            with_midpoints(axis) if column == "chunk_tokens" else axis
+            for axis, column in zip(axes, operator.columns, strict=True)
+        ]
         return fit_surface(some, reference or physical(operator.features, some), axes)
 
     places, errors, expected = held_out(points, fitted)

@@ -30,6 +30,7 @@ LEAST_NOISE = 3e-3
 """No time is known better than to this part: clocks and neighbours move it from one profile to the next."""
 NUM_FOLDS = 5
 ROUNDED = 1e-9
+FAR_APART = 1.5
 
 Reference = Callable[[Sequence[Floats]], Floats]
 """Time by coordinates (one array an axis), ns, above zero."""
@@ -137,6 +138,17 @@ def nodes_of(values: Floats, most: int) -> Floats:
     nearest = np.abs(scale[:, None] - even).argmin(axis=0)
     kept: Floats = found[np.unique(nearest)]
     return kept
+
+
+def with_midpoints(axis: Floats) -> Floats:
+    """The axis with a node between any two that lie far apart, for what is curved along it.
+
+    The reference says how it is curved. New nodes are halves, so that no whole number counts as timed there.
+    """
+    low, high = axis[:-1], axis[1:]
+    far = (low > 0) & (high > FAR_APART * low)
+    nodes: Floats = np.union1d(axis, np.floor(np.sqrt(low[far] * high[far])) + 0.5)
+    return nodes
 
 
 def physical(features: Callable[[Sequence[Floats]], list[Floats]], points: Points) -> Reference:
