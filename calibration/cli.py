@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from calibration import device_cli
 from sim.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(device_cli.app)
 
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, help="GPUs that share the model")]
 Model = Annotated[str | None, typer.Option("--model", help="bundled name or config.json, if it is not recognized")]

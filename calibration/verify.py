@@ -40,6 +40,7 @@ METRICS = ("ttft", "itl", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p99")
 MEAN_AIM, P99_AIM = 0.05, 0.15
 """Largest errors that a good artifact should leave in means and in 99th percentiles."""
+_MAX_WARMUPS = 512
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for 95 % intervals with 1, 2, ... degrees of freedom; about 2 beyond."""
 
@@ -86,6 +87,8 @@ class Executed:
     sampled_tokens: int
     output_tokens: int
     """Those that reached clients."""
+    disturbed_share: float | None
+    """Part of the time of its steps in which other processes had the core; None on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,12 @@ class Report:
             f"{len(repeats)} repeats of {_range([each.iterations for each in repeats])} iterations (predicted: "
             f"{self.predicted_iterations}) and {_range([each.output_tokens for each in repeats])} output tokens"
         )
+        disturbed = [each.disturbed_share for each in repeats if each.disturbed_share is not None]
+        if disturbed:
+            text.append(
+                f"other processes had the core {100 * min(disturbed):.1f} to {100 * max(disturbed):.1f} % of the time of "
+                "the steps; a profile's medians leave such time out"
+            )
         return text
 
 
@@ -200,11 +209,12 @@ def serve(scenario: Scenario, executor: Executor, artifact: Artifact) -> tuple[R
     device = RealDevice(executor, clock, Table(artifact), scenario.seed)
     with _undisturbed():
         results = simulate(scenario, draw(scenario), clock=clock, device=device)
-    iterations = results.tables.iterations
+    iterations, is_gpu = results.tables.iterations, executor.decoder.device.type == "cuda"
     everyone = np.ones(results.tokens.num_requests, dtype=np.bool_)
     executed = Executed(
         iterations=device.num_steps,
         sampled_tokens=device.num_sampled,
+        disturbed_share=None if is_gpu else 1 - device.cpu_ns / max(1, device.wall_ns),
         output_tokens=results.tokens.num_tokens_between(0, results.run_window.end_ns, everyone),
     )
     num_planned, num_sampled = len(iterations["start_ns"]), int(iterations["num_sampled"].sum())
@@ -289,12 +299,11 @@ def _check_room(executor: Executor, job: Job, parts: Replica) -> None:
 
 
 def _warm_up(executor: Executor, limits: Limits) -> None:
-    """Make every allocation and choice of an algorithm once, before anybody looks at the clock."""
-    chunk = min(
-        limits.max_num_batched_tokens - 1, limits.max_model_len - 1, (executor.cache.num_pages - 3) * executor.page_size
-    )
-    for _ in range(3):
-        executor.run(rows_of(Point("step", chunk_tokens=chunk, contexts=(1,)), executor))
+    """Compute batches of every size before anybody looks at the clock: libraries prepare a kernel for each of them."""
+    room = (executor.cache.num_pages - 1) * executor.page_size
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, room)
+    for num_tokens in range(longest, 0, -max(1, longest // _MAX_WARMUPS)):
+        executor.run(rows_of(Point("step", chunk_tokens=num_tokens), executor))
 
 
 @contextmanager
