@@ -64,7 +64,7 @@ def make_artifact(options: argparse.Namespace, say: Callable[[str], None]) -> Pa
     artifact = fit(raw.read(points))
     hardware = re.sub(r"[^a-z0-9]+", "-", (artifact.gpu or artifact.hardware).lower()).strip("-")
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{hardware}_{model_name}.json"
+    path: Path = options.out / f"{hardware}_{model_name}.json"
     artifact.write(path)
     say(f"wrote {path}; points left out were missed by {_errors(artifact.holdout_error)}")
     report = verify(
