@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from calibration import fitting, importing
+from calibration import device_cli, fitting, importing
 
 app = typer.Typer(
     help="Make cost artifacts from measured kernels, and check predictions against measured runs.",
@@ -18,6 +18,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(device_cli.app)
 
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, help="GPUs that share the model")]
 Model = Annotated[str | None, typer.Option("--model", help="bundled name or config.json, if it is not recognized")]

@@ -62,6 +62,10 @@ class RealDevice(Device):
         """Steps executed."""
         self.num_sampled = 0
         """Tokens they sampled."""
+        self.wall_ns = 0
+        """How long they took."""
+        self.cpu_ns = 0
+        """How long this thread really ran meanwhile; less where other processes had its core."""
 
     def launch(self, step: Step, now_ns: int) -> None:
         """Execute a step that was planned at `now_ns`; when this returns, its tokens exist."""
@@ -70,9 +74,12 @@ class RealDevice(Device):
             return
         members = self._members(step)
         rows = [sequence.row(num_tokens, is_last) for sequence, num_tokens, is_last in members]
-        start_ns = self._clock.elapsed_ns()
+        start_ns, start_cpu_ns = self._clock.elapsed_ns(), time.thread_time_ns()
         tokens = self._executor.run(rows)
-        self._launches.append((step, start_ns, self._clock.elapsed_ns(), start_ns - now_ns))
+        end_ns = self._clock.elapsed_ns()
+        self._launches.append((step, start_ns, end_ns, start_ns - now_ns))
+        self.wall_ns += end_ns - start_ns
+        self.cpu_ns += time.thread_time_ns() - start_cpu_ns
         self.num_computing += 1
         self._take_in(members, tokens)
 

@@ -17,6 +17,8 @@ SAMPLED = ("lm_head", "sampling")
 SPREADS = (0.0, 1.0, 3.0)
 """How unequal the contexts of a batch are: one request in eight is longer than the others by so many means."""
 PART_OF_LONGER = 8
+NO_LIMIT = 10**12
+"""More tokens than any cache has pages for."""
 
 
 @dataclass(frozen=True)

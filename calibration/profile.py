@@ -45,6 +45,10 @@ class Progress(NamedTuple):
     left_s: float
     point: Point
 
+    def __str__(self) -> str:
+        phase = "refining" if self.planned is None else f"grid, {self.done} of {self.planned}"
+        return f"{phase}: {self.point.operator}"
+
 
 @dataclass(frozen=True)
 class Job:

@@ -10,9 +10,8 @@ import gc
 import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,10 +20,12 @@ from calibration.engine import HostTimer, RealDevice, WallClock
 from calibration.executor import Executor, graph_sizes
 from calibration.fit import fit, worst_regions
 from calibration.host import WORK_ON_THE_HOST, with_host
-from calibration.operators import rows_of
+from calibration.operators import call_of, rows_of
 from calibration.points import Limits, Point
 from calibration.profile import Job, Progress, build_for, profile
 from calibration.raw import read
+from calibration.timing import Timer
+from calibration.verify_report import Executed, Report, compare
 from sim.build import Replica, draw, model_name, replica, simulate
 from sim.cost.artifact import Artifact, check_target, read_artifact
 from sim.cost.table import Table
@@ -36,107 +37,8 @@ from sim.scenario import Scenario, load_scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-METRICS = ("ttft", "itl", "tpot", "e2e")
-STATISTICS = ("mean", "p50", "p99")
-MEAN_AIM, P99_AIM = 0.05, 0.15
-"""Largest errors that a good artifact should leave in means and in 99th percentiles."""
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t for 95 % intervals with 1, 2, ... degrees of freedom; about 2 beyond."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One number: predicted, and measured once a repeat. Latencies are ms, the makespan s."""
-
-    metric: str
-    statistic: str
-    predicted: float
-    measured: list[float]
-
-    @property
-    def mean(self) -> float:
-        """Of the repeats."""
-        return float(np.mean(self.measured))
-
-    @property
-    def error(self) -> float:
-        """Of the prediction, as a part of the measured mean."""
-        return self.predicted / self.mean - 1
-
-    @property
-    def half_width(self) -> float | None:
-        """Half of the 95 % interval of the measured mean (Student's t); None with one repeat."""
-        num = len(self.measured)
-        if num < 2:
-            return None
-        t = _T_95[num - 2] if num - 2 < len(_T_95) else 2.0
-        return float(t * np.std(self.measured, ddof=1) / num**0.5)
-
-    @property
-    def aim(self) -> float | None:
-        """The largest error that is aimed at; None where there is no aim."""
-        return {"mean": MEAN_AIM, "": MEAN_AIM, "p99": P99_AIM}.get(self.statistic)
-
-
-@dataclass(frozen=True)
-class Executed:
-    """What one repeat did, counted by the device itself."""
-
-    iterations: int
-    sampled_tokens: int
-    output_tokens: int
-    """Those that reached clients."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """A scenario predicted and served."""
-
-    scenario: str
-    artifact: Artifact
-    backend: str
-    rows: list[Row]
-    executed: list[Executed]
-    predicted_iterations: int
-    cost: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return {
-            "scenario": self.scenario,
-            "hardware": self.artifact.hardware,
-            "model": self.artifact.model,
-            "artifact_sha256": self.artifact.sha256,
-            "attention": self.backend,
-            "rows": [
-                asdict(row) | {"mean": row.mean, "half_width": row.half_width, "error": row.error, "aim": row.aim}
-                for row in self.rows
-            ],
-            "executed": [asdict(repeat) for repeat in self.executed],
-            "predicted_iterations": self.predicted_iterations,
-            "cost": self.cost,
-        }
-
-    def lines(self) -> list[str]:
-        """The report as text."""
-        text = [
-            f"{self.scenario}: {self.artifact.model} on {self.artifact.hardware}, attention by {self.backend}",
-            f"{'':16}{'measured':>24}{'predicted':>12}{'error':>10}{'aim':>8}",
-        ]
-        for row in self.rows:
-            unit = "s" if row.metric == "makespan" else "ms"
-            bar = "" if row.half_width is None else f" ± {row.half_width:.4g}"
-            aim = "" if row.aim is None else f"{100 * row.aim:.0f} %"
-            name = f"{row.metric} {row.statistic}".strip() + f", {unit}"
-            text.append(
-                f"{name:16}{f'{row.mean:.4g}{bar}':>24}{row.predicted:>12.4g}{f'{100 * row.error:+.1f} %':>10}{aim:>8}"
-            )
-        repeats = self.executed
-        text.append(
-            f"{len(repeats)} repeats of {_range([each.iterations for each in repeats])} iterations (predicted: "
-            f"{self.predicted_iterations}) and {_range([each.output_tokens for each in repeats])} output tokens"
-        )
-        return text
+_MAX_WARMUPS = 512
+_PACE_S = 0.5
 
 
 def verify(
@@ -167,6 +69,10 @@ def verify(
         artifact = out / "artifact.json"
         profile(job, out / "raw.parquet", worst_regions, report, executor)
         fit(read(out / "raw.parquet")).write(artifact)
+    if executor.captures:
+        executor.capture(graph_sizes(job.limits.max_num_seqs), job.limits.max_model_len)
+    _warm_up(executor, job.limits)
+    pace = Pace(executor, job.limits)
     fitted = read_artifact(artifact, place="--artifact")
     check_target(fitted, parts.target, place="--artifact")
     if WORK_ON_THE_HOST in fitted.missing:
@@ -177,10 +83,7 @@ def verify(
         path, [*overrides, f"cost={json.dumps({'kind': 'table', 'artifact': str(artifact.resolve())})}"]
     )
     predicted = simulate(priced, draw(priced))
-    if executor.captures:
-        executor.capture(graph_sizes(job.limits.max_num_seqs), job.limits.max_model_len)
-    _warm_up(executor, job.limits)
-    runs = [serve(priced, executor, fitted) for _ in range(repeats)]
+    runs = [serve(priced, executor, fitted, pace) for _ in range(repeats)]
     found = Report(
         scenario=scenario.name,
         artifact=fitted,
@@ -194,37 +97,49 @@ def verify(
     return found
 
 
-def serve(scenario: Scenario, executor: Executor, artifact: Artifact) -> tuple[Results, Executed]:
+class Pace:
+    """A few iterations that are timed now and again: when they change, the machine has."""
+
+    def __init__(self, executor: Executor, limits: Limits) -> None:
+        self._timer = Timer(executor.decoder.device)
+        longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, limits.cache_tokens) // 2
+        shares = (1, max(1, limits.max_num_seqs // 2))
+        context = min(limits.max_model_len - 1, limits.cache_tokens // (2 * shares[1])) // 2
+        points = [Point("step", chunk_tokens=longest), *(Point("step", contexts=(context,) * n) for n in shares)]
+        self._calls = [call_of(point, executor) for point in points]
+        self._first_ns = self.now_ns()
+
+    def now_ns(self) -> list[float]:
+        """What each of them takes now."""
+        return [self._timer.time(call, _PACE_S, is_whole=True).median_ns for call in self._calls]
+
+    def drift(self, before_ns: Sequence[float], after_ns: Sequence[float]) -> float:
+        """How much longer they took, before and after something, than at first; a part, on average."""
+        ratios = (np.array(before_ns) + np.array(after_ns)) / 2 / np.array(self._first_ns)
+        return float(ratios.mean() - 1)
+
+
+def serve(scenario: Scenario, executor: Executor, artifact: Artifact, pace: Pace) -> tuple[Results, Executed]:
     """Serve a scenario's requests for real, once. Raises InvariantError when a step or a token got lost."""
     clock = WallClock()
     device = RealDevice(executor, clock, Table(artifact), scenario.seed)
+    before_ns = pace.now_ns()
     with _undisturbed():
         results = simulate(scenario, draw(scenario), clock=clock, device=device)
-    iterations = results.tables.iterations
+    drift = pace.drift(before_ns, pace.now_ns())
+    iterations, is_gpu = results.tables.iterations, executor.decoder.device.type == "cuda"
     everyone = np.ones(results.tokens.num_requests, dtype=np.bool_)
     executed = Executed(
         iterations=device.num_steps,
         sampled_tokens=device.num_sampled,
+        disturbed_share=None if is_gpu else 1 - device.cpu_ns / max(1, device.wall_ns),
+        drift=drift,
         output_tokens=results.tokens.num_tokens_between(0, results.run_window.end_ns, everyone),
     )
     num_planned, num_sampled = len(iterations["start_ns"]), int(iterations["num_sampled"].sum())
     if (executed.iterations, executed.sampled_tokens) != (num_planned, num_sampled):
         raise InvariantError(f"{num_planned} iterations and {num_sampled} tokens were planned, and {executed}")
     return results, executed
-
-
-def compare(predicted: Results, measured: Sequence[Results]) -> list[Row]:
-    """Every metric of a prediction beside those of the runs."""
-    ours = predicted.summary()
-    theirs = [results.summary() for results in measured]
-    rows = []
-    for metric in METRICS:
-        for statistic in STATISTICS:
-            values = [each["metrics"][f"{metric}_ms"][statistic] for each in (ours, *theirs)]
-            if None not in values:
-                rows.append(Row(metric, statistic, values[0], values[1:]))
-    rows.append(Row("makespan", "", ours["makespan_s"], [each["makespan_s"] for each in theirs]))
-    return rows
 
 
 def _servable(scenario: Scenario) -> Replica:
@@ -289,12 +204,11 @@ def _check_room(executor: Executor, job: Job, parts: Replica) -> None:
 
 
 def _warm_up(executor: Executor, limits: Limits) -> None:
-    """Make every allocation and choice of an algorithm once, before anybody looks at the clock."""
-    chunk = min(
-        limits.max_num_batched_tokens - 1, limits.max_model_len - 1, (executor.cache.num_pages - 3) * executor.page_size
-    )
-    for _ in range(3):
-        executor.run(rows_of(Point("step", chunk_tokens=chunk, contexts=(1,)), executor))
+    """Compute batches of every size before anybody looks at the clock: libraries prepare a kernel for each of them."""
+    room = (executor.cache.num_pages - 1) * executor.page_size
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, room)
+    for num_tokens in range(longest, 0, -max(1, longest // _MAX_WARMUPS)):
+        executor.run(rows_of(Point("step", chunk_tokens=num_tokens), executor))
 
 
 @contextmanager
@@ -306,8 +220,3 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}"
