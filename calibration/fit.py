@@ -19,10 +19,20 @@ from calibration.grids import Floats, term
 from calibration.host import WORK_ON_THE_HOST
 from calibration.importers.llmservingsim import CUDA_GRAPH_SIZES
 from calibration.iterations import correct
-from calibration.plausible import check_points
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
-from calibration.surface import LEAST_NOISE, Points, Reference, Surface, fit_surface, held_out, physical
+from calibration.screening import check_points
+from calibration.surface import (
+    LEAST_NOISE,
+    Points,
+    Reference,
+    Surface,
+    fit_surface,
+    held_out,
+    nodes_of,
+    physical,
+    with_midpoints,
+)
 from sim.cost.artifact import AXES, Artifact, Residual, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
@@ -180,7 +190,12 @@ def _fit_operator(own: pd.DataFrame, operator: Operator, reference: Reference | 
     most = MOST_NODES[len(at)]
 
     def fitted(some: Points) -> Surface:
-        return fit_surface(some, reference or physical(operator.features, some), most)
+        axes = [nodes_of(values, num) for values, num in zip(some.at, most, strict=True)]
+        axes = [
+            with_midpoints(axis) if column == "chunk_tokens" else axis
+            for axis, column in zip(axes, operator.columns, strict=True)
+        ]
+        return fit_surface(some, reference or physical(operator.features, some), axes)
 
     places, errors, expected = held_out(points, fitted)
     return FittedOperator(fitted(points), points, points.take(places), errors, expected)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calibration.grids import Floats, term
 from calibration.residuals import residual
-from calibration.surface import LEAST_NOISE, NUM_FOLDS
-from sim.cost.artifact import Artifact, Residual, Term
+from calibration.surface import LEAST_NOISE, NUM_FOLDS, Points, fit_surface
+from sim.cost.artifact import ITERATION, Artifact, Residual, Term
+from sim.cost.grids import multilinear_all
 from sim.cost.table import Table
 from sim.step import StepArrays
 
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
 
 LEAST_ITERATIONS = 10
 """Fewer do not tell five causes apart."""
+LEAST_OF_A_KIND = 6
+"""Fewer do not say how attention of a kind departs from its time alone."""
+UNEXPLAINED = 0.02
+"""What no coefficient explains outweighs noise: iterations count alike but for the noisiest."""
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 FACTOR_PRIOR = 0.25
 """Prior: how far from one an operator's time in company is from its time alone."""
 GAPS = "gaps between kernels"
 PER_SEQUENCE, PER_PROMPT = "work per sequence", "work per iteration with prompts"
-ITERATION = "iteration"
 
 
 def correct(artifact: Artifact, steps: pd.DataFrame, num_layers: int) -> Artifact:
@@ -34,25 +39,69 @@ def correct(artifact: Artifact, steps: pd.DataFrame, num_layers: int) -> Artifac
     """
     if len(steps) < LEAST_ITERATIONS:
         return artifact.model_copy(update={"missing": [GAPS, *artifact.missing]})
-    arrays, times = step_arrays_of(steps), steps["median_ns"].to_numpy(dtype=float)
-    parts = _parts(_with_layers(artifact, num_layers), arrays)
-    noise = np.maximum((steps["ci_high_ns"] - steps["ci_low_ns"]).to_numpy(dtype=float) / times / 3.92, LEAST_NOISE)
-    found = _solve(parts, times, noise)
-    errors = _held_out(parts, times, noise)
+    timed = _with_layers(artifact, num_layers)
+    own = _corrected(timed, steps)
+    errors = _held_out(timed, steps)
     grown = artifact.shape.num_hidden_layers / num_layers
-    residuals = [*artifact.residuals, *_residuals(arrays, errors)]
+    calls = {term.name: term.calls for term in artifact.terms}
     missing = list(artifact.missing)
     if grown > 1:
         missing.insert(0, f"layers beyond the {num_layers} timed together: {GAPS} are taken to grow with layers")
-    return artifact.model_copy(
+    return own.model_copy(
         update={
-            "step_us": _rounded(found[2] * grown * 1e-3),
-            "terms": [*_factored(artifact.terms, found[0], found[1]), *_left(found[3:] * 1e-3, arrays, len(steps))],
+            "step_us": _rounded(own.step_us * grown),
+            "terms": [term.model_copy(update={"calls": calls.get(term.name, term.calls)}) for term in own.terms],
             "missing": missing,
-            "residuals": residuals,
+            "residuals": [*artifact.residuals, *_residuals(steps, errors)],
             "holdout_error": artifact.holdout_error | {ITERATION: round(float(np.abs(errors).mean()), 5)},
         }
     )
+
+
+def _corrected(artifact: Artifact, steps: pd.DataFrame) -> Artifact:
+    """The artifact of the layers timed, its terms as they are within iterations."""
+    arrays, times = step_arrays_of(steps), steps["median_ns"].to_numpy(dtype=float)
+    parts = _parts(artifact, arrays)
+    noise = np.maximum((steps["ci_high_ns"] - steps["ci_low_ns"]).to_numpy(dtype=float) / times / 3.92, LEAST_NOISE)
+    noise = np.hypot(noise, UNEXPLAINED)
+    found = _solve(parts, times, noise)
+    factored = _factored(artifact.terms, found[0], found[1])
+    attention_ns = times - parts @ np.array([found[0], 0.0, *found[2:]])
+    terms = [_within(own, steps, attention_ns, noise * times) for own in factored]
+    left = _left(found[3:] * 1e-3, arrays, len(steps))
+    return artifact.model_copy(update={"step_us": _rounded(found[2] * 1e-3), "terms": [*terms, *left]})
+
+
+def _within(own: Term, steps: pd.DataFrame, attention_ns: Floats, noise_ns: Floats) -> Term:
+    """Attention as iterations of its kind took it, where enough of them did; the term as it is for everything else.
+
+    `attention_ns`: what iterations took beyond all else, `noise_ns` how well that is known.
+    """
+    has_decodes, has_chunk = steps["num_decodes"] > 0, steps["chunk_tokens"] > 0
+    kinds = {
+        "decode_attention": (has_decodes & ~has_chunk, ("num_decodes", "mean_context")),
+        "prefill_attention": (has_chunk & ~has_decodes, ("chunk_tokens", "chunk_context_tokens")),
+        "mixed_attention": (
+            has_decodes & has_chunk,
+            ("num_decodes", "chunk_tokens", "chunk_context_tokens", "mean_context"),
+        ),
+    }
+    of, columns = kinds.get(own.kind, (has_decodes & ~has_decodes, ()))
+    rows = np.flatnonzero(of)
+    if len(rows) < LEAST_OF_A_KIND:
+        return own
+    at = tuple(steps[column].to_numpy(dtype=float)[rows] for column in columns)
+    table_us = np.reshape(own.us, [len(points) for points in own.points])
+
+    def alone(places: Sequence[Floats]) -> Floats:
+        return multilinear_all(own.points, table_us, places) * (1e3 * own.calls)
+
+    expected = alone(at)
+    took = np.clip(attention_ns[rows], expected / MOST_FACTOR, expected * MOST_FACTOR)
+    points = Points(at, took, noise_ns[rows] / took)
+    surface = fit_surface(points, alone, [np.array(axis) for axis in own.points])
+    us = [_rounded(value) for value in (surface.table / (1e3 * own.calls)).ravel().tolist()]
+    return own.model_copy(update={"us": us, "note": f"{own.note}, and as {len(rows)} of them took it"})
 
 
 def step_arrays_of(steps: pd.DataFrame) -> StepArrays:
@@ -103,8 +152,7 @@ def _solve(parts: Floats, times: Floats, noise: Floats) -> Floats:
     """The five coefficients that miss the times least, relative to how well each is known."""
     from scipy.optimize import lsq_linear
 
-    # What no coefficient explains outweighs noise: iterations count alike but for the noisiest.
-    weight = 1 / (times * np.hypot(noise, 0.02))
+    weight = 1 / (times * noise)
     prior = np.zeros((2, parts.shape[1]))
     prior[0, 0] = prior[1, 1] = 1 / FACTOR_PRIOR
     table = np.vstack([parts * weight[:, None], prior])
@@ -116,18 +164,19 @@ def _solve(parts: Floats, times: Floats, noise: Floats) -> Floats:
     return found
 
 
-def _held_out(parts: Floats, times: Floats, noise: Floats) -> Floats:
-    """Relative error of each iteration under coefficients that did not see it."""
-    errors = np.empty(len(times))
+def _held_out(artifact: Artifact, steps: pd.DataFrame) -> Floats:
+    """Relative error of each iteration under a correction that did not see it."""
+    errors = np.empty(len(steps))
     for fold in range(NUM_FOLDS):
-        own = np.arange(len(times)) % NUM_FOLDS == fold
-        errors[own] = parts[own] @ _solve(parts[~own], times[~own], noise[~own]) / times[own] - 1
+        own = np.arange(len(steps)) % NUM_FOLDS == fold
+        table = Table(_corrected(artifact, steps[~own]))
+        prices = sum(table.breakdown(step_arrays_of(steps[own])).values())
+        errors[own] = prices / steps["median_ns"].to_numpy(dtype=float)[own] - 1
     return errors
 
 
-def _residuals(arrays: StepArrays, errors: Floats) -> list[Residual]:
-    has_prompt = np.isin(np.arange(len(errors)), arrays.prefill_iteration)
-    has_decodes = arrays.num_decode > 0
+def _residuals(steps: pd.DataFrame, errors: Floats) -> list[Residual]:
+    has_decodes, has_prompt = (steps[name].to_numpy() > 0 for name in ("num_decodes", "chunk_tokens"))
     regions = {
         "decodes alone": has_decodes & ~has_prompt,
         "a prompt alone": has_prompt & ~has_decodes,

@@ -30,6 +30,7 @@ LEAST_NOISE = 3e-3
 """No time is known better than to this part: clocks and neighbours move it from one profile to the next."""
 NUM_FOLDS = 5
 ROUNDED = 1e-9
+FAR_APART = 1.5
 
 Reference = Callable[[Sequence[Floats]], Floats]
 """Time by coordinates (one array an axis), ns, above zero."""
@@ -82,12 +83,11 @@ class Surface:
         return splu(self._precision.tocsc())
 
 
-def fit_surface(points: Points, reference: Reference, most_nodes: Sequence[int]) -> Surface:
-    """The table through points. Every axis needs two different coordinates; it gets at most so many nodes."""
+def fit_surface(points: Points, reference: Reference, axes: Sequence[Floats]) -> Surface:
+    """The table through points, at the nodes `axes` (two or more an axis)."""
     from scipy.sparse import csr_array, diags_array, eye_array
     from scipy.sparse.linalg import spsolve
 
-    axes = [nodes_of(values, most) for values, most in zip(points.at, most_nodes, strict=True)]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
     at_nodes = reference(grid)
     data = diags_array(1 / points.ns) @ _weights(axes, points.at) @ diags_array(at_nodes)
@@ -98,7 +98,7 @@ def fit_surface(points: Points, reference: Reference, most_nodes: Sequence[int])
     wanted = data.T @ points.noise**-2.0 + trust
     ratios = np.maximum(spsolve(precision.tocsc(), wanted), ROUNDED)
     shape = [len(axis) for axis in axes]
-    return Surface(axes, rising((ratios * at_nodes).reshape(shape)), at_nodes.reshape(shape), precision)
+    return Surface([*axes], rising((ratios * at_nodes).reshape(shape)), at_nodes.reshape(shape), precision)
 
 
 def held_out(points: Points, fit: Callable[[Points], Surface]) -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -138,6 +138,17 @@ def nodes_of(values: Floats, most: int) -> Floats:
     nearest = np.abs(scale[:, None] - even).argmin(axis=0)
     kept: Floats = found[np.unique(nearest)]
     return kept
+
+
+def with_midpoints(axis: Floats) -> Floats:
+    """The axis with a node between any two that lie far apart, for what is curved along it.
+
+    The reference says how it is curved. New nodes are halves, so that no whole number counts as timed there.
+    """
+    low, high = axis[:-1], axis[1:]
+    far = (low > 0) & (high > FAR_APART * low)
+    nodes: Floats = np.union1d(axis, np.floor(np.sqrt(low[far] * high[far])) + 0.5)
+    return nodes
 
 
 def physical(features: Callable[[Sequence[Floats]], list[Floats]], points: Points) -> Reference:

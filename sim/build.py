@@ -83,10 +83,22 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
+def cost_model(scenario: Scenario) -> CostModel:
+    """What a scenario's iterations cost. Raises ScenarioError or ArtifactError."""
+    target = replica(scenario).target
+    with _at(scenario.place):
+        return _cost(scenario, target)
+
+
 def simulate(
-    scenario: Scenario, traffic: Traffic, *, clock: Clock | None = None, device: Device | None = None
+    scenario: Scenario,
+    traffic: Traffic,
+    *,
+    cost: CostModel | None = None,
+    clock: Clock | None = None,
+    device: Device | None = None,
 ) -> Results:
-    """Run `traffic` through the engine of a scenario.
+    """Run `traffic` through the engine of a scenario, priced by `cost` in place of its own where one is given.
 
     `clock` and `device` stand in for simulated time and for steps that take what they are said to cost: with a
     clock that follows the time of day and a device that computes, the same engine serves the same requests for real.
@@ -94,7 +106,7 @@ def simulate(
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = cost or _cost(scenario, parts.target)
         _check_requests(scenario, policy, traffic)
     clock, recorder = clock or Clock(), Recorder()
     core, aborts = EngineCore(policy), scenario.engine.abort_on_disconnect

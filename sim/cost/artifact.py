@@ -43,6 +43,11 @@ one prompt chunk. `mixed_attention`: both at once, in one call. The `skew` kinds
 a part `ratio` of the requests is longer than the others by `spread` tokens.
 """
 
+ITERATION = "iteration"
+"""What residuals call whole iterations, against the sum of all terms."""
+NORMAL_SPREAD = float(np.sqrt(np.pi / 2))
+"""Standard deviation of normal errors whose mean absolute value is 1."""
+
 
 class Axis(Options):
     """The measured points of one variable."""
@@ -133,7 +138,7 @@ class Shape(Options):
 class Residual(Options):
     """How a fit met points of one region that it was made without. Errors are relative: 0.1 is a tenth too much."""
 
-    term: str = Field(description="a term, or `iteration`: whole iterations against the sum of all terms")
+    term: str = Field(description=f"a term, or `{ITERATION}`: whole iterations against the sum of all terms")
     region: str
     num_points: Count
     mean_error: Finite = Field(description="signed: what the region is wrong by as a whole")
@@ -171,6 +176,33 @@ class Artifact(Options):
     def sha256(self) -> str:
         """Hash of the contents."""
         return hashlib.sha256(_canonical(self.model_dump(mode="json")).encode()).hexdigest()
+
+    def perturbed(self, rng: np.random.Generator) -> Artifact | None:
+        """The artifact with its times off as its fit was at points left out; None where it says nothing of that.
+
+        Where whole iterations were held out, all times get one factor with their root mean square error; else
+        every term gets its own, normal with the term's mean absolute error. Factors are log-normal, 1 in the median.
+        """
+        own = [residual for residual in self.residuals if residual.term == ITERATION]
+        if own:
+            square = np.average(
+                [residual.mean_error**2 + residual.spread**2 for residual in own],
+                weights=[residual.num_points for residual in own],
+            )
+            factor = float(np.exp(np.sqrt(square) * rng.standard_normal()))
+            factors = dict.fromkeys((term.name for term in self.terms), factor)
+        elif self.holdout_error:
+            factor = 1.0
+            factors = {
+                name: float(np.exp(error * NORMAL_SPREAD * rng.standard_normal()))
+                for name, error in sorted(self.holdout_error.items())
+            }
+        else:
+            return None
+        terms = [
+            term.model_copy(update={"us": [us * factors.get(term.name, 1.0) for us in term.us]}) for term in self.terms
+        ]
+        return self.model_copy(update={"terms": terms, "step_us": self.step_us * factor})
 
     def of_kind(self, kind: str) -> list[Term]:
         """The terms of one kind."""

@@ -137,6 +137,7 @@ def levels(tables: Tables, steps: StepArrays, chunks: Chunks, rows: NDArray[np.i
         worst.take(term.points[0], steps.num_sampled, steps.num_sampled > 0)
     for term, _ in tables.lines("prefill_tokens"):
         worst.take(term.points[0], chunks.num_tokens, prefills)
+        worst.levels[prefills & decodes] = Coverage.EXTRAPOLATED  # whole iterations were of one or the other
     for experts in tables.experts:
         of_rows, of_experts = tables.points("experts")
         worst.take(of_rows, rows, rows > 0)

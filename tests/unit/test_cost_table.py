@@ -126,7 +126,12 @@ def test_rows_of_prompts_alone_cost_what_whole_iterations_say():
     assert sum(cost.breakdown(steps).values()).tolist() == pytest.approx(
         [cost.price(shape) for shape in (mixed, beyond, decodes(15, 25))], abs=1
     )
-    assert cost.coverage(steps).tolist() == [Coverage.INTERPOLATED, Coverage.EXTRAPOLATED, Coverage.INTERPOLATED]
+    alone = StepShape(prefills=((21, 0), (20, 0)), num_sampled=2)
+    assert cost.coverage(as_arrays([mixed, alone, decodes(15, 25)])).tolist() == [
+        Coverage.EXTRAPOLATED,
+        Coverage.INTERPOLATED,
+        Coverage.INTERPOLATED,
+    ], "iterations with both were not timed"
 
 
 EXPERTS = term("experts", [1, 5, 2, 6, 3, 7], num_tokens=[1, 3, 5], num_experts=[1, 5])  # one a row pair, one an expert

@@ -92,7 +92,7 @@ def test_what_is_left_of_a_part_of_the_layers_grows_with_them():
     frame = made.points()
     config = made.CONFIG | {"num_hidden_layers": 8}
     whole, part = (fit(made.raw_file(frame, config=own)) for own in (made.CONFIG, config))
-    assert part.step_us == pytest.approx(2 * whole.step_us)
+    assert part.step_us == pytest.approx(2 * whole.step_us, rel=1e-5)
     assert [term(own, "norm").calls for own in (whole, part)] == [9, 17]
     assert part.missing[0].startswith("layers beyond the 4 timed together")
 
