@@ -7,6 +7,7 @@ them, and the pages that hold its keys and values. Decodes are rows of one token
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -210,7 +211,7 @@ def choose_backend(device: torch.device, name: str = "auto") -> Backend:
     available: dict[str, type[Backend]] = {
         **({"vllm": VllmFlashAttention} if on_gpu and importlib.util.find_spec("vllm") else {}),
         **({"flashinfer": FlashInfer} if on_gpu and importlib.util.find_spec("flashinfer") else {}),
-        **({"varlen": TorchVarlen} if on_gpu and importlib.util.find_spec("torch.nn.attention.varlen") else {}),
+        **({"varlen": TorchVarlen} if on_gpu and _has_paged_varlen() else {}),
         "sdpa": TorchSdpa,
     }
     if name == "auto":
@@ -220,3 +221,12 @@ def choose_backend(device: torch.device, name: str = "auto") -> Backend:
             "--attention", f"{name!r} cannot run here", valid=f"importable for {device.type}: {', '.join(available)}"
         )
     return available[name]()
+
+
+def _has_paged_varlen() -> bool:
+    """Whether this torch's kernel reads pages: those before 2.11 either have none or want keys side by side."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return "block_table" in inspect.signature(varlen_attn).parameters

@@ -57,7 +57,7 @@ def make_artifact(options: argparse.Namespace, say: Callable[[str], None]) -> Pa
     torch.set_num_threads(options.threads)
     device = open_device(options.device)
     start_s = time.monotonic()
-    model_name = re.sub(r"[^a-z0-9]", "", options.name or Path(options.model).stem.lower())
+    model_name = options.name or re.sub(r"[^a-z0-9]+", "_", Path(options.model).stem.lower())
     options.work.mkdir(parents=True, exist_ok=True)
     points = options.work / f"{model_name}_{device.type}.parquet"
     _profile(options, device, points, say)

@@ -97,8 +97,9 @@ def _points(
 ) -> list[Point]:
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     rows, batches = _steps(1, tokens, ratio), _steps(1, seqs, ratio)
-    contexts = _steps(min(16, limits.max_model_len - 1), limits.max_model_len - 1, ratio)
-    chunks = _chunks(_steps(min(16, tokens), min(tokens, limits.max_model_len - 1), ratio), contexts, limits)
+    longest = limits.max_model_len - 1
+    contexts = _steps(min(16, -(-longest // 4)), longest, ratio)
+    chunks = _chunks(_steps(1, min(tokens, longest), ratio), contexts, limits)
     decodes = [
         spread_contexts(batch, context, spread)
         for batch in batches

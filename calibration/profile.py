@@ -148,7 +148,7 @@ def describe(job: Job, executor: Executor) -> raw.Metadata:
         versions["cuda"] = str(torch.version.cuda)
         driver = (query(program, "driver_version", job.device.index or 0) if program else "") or None
     else:
-        name, memory_bytes = f"{_cpu_name()}, {torch.get_num_threads()} threads", _total_memory_bytes()
+        name, memory_bytes = f"{_cpu_name()}, threads: {torch.get_num_threads()}", _total_memory_bytes()
     attention = ("prefill_attention", "decode_attention", "mixed_attention")
     return raw.Metadata(
         hardware=raw.Hardware(name=name, memory_bytes=memory_bytes),

@@ -116,32 +116,8 @@ def read(path: Path, place: str = "RAW") -> RawFile:
     Raises ArtifactError for a file that is missing, damaged, or has no such columns. What the times are is not
     judged here.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
-
-    try:
-        table = pq.read_table(path)
-        metadata = Metadata.model_validate_json((table.schema.metadata or {})[_METADATA_KEY])
-    except OSError as error:
-        raise ArtifactError(
-            place,
-            f"cannot read {str(path)!r} ({error.strerror or error})",
-            remedy="`servesim calibrate profile` makes a raw file.",
-        ) from error
-    except (pa.ArrowInvalid, KeyError) as error:
-        raise ArtifactError(
-            f"{place}: {path}",
-            f"no raw file of a profile ({type(error).__name__})",
-            valid="expected what `servesim calibrate profile` wrote",
-        ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ArtifactError(f"{place}: {path}", f"metadata {key}: {first['msg']}", remedy="Profile again.") from error
-    absent = [column for column in COLUMNS if column not in table.column_names]
-    if absent:
-        raise ArtifactError(f"{place}: {path}", f"no column {', '.join(absent)}", remedy="Profile again.")
-    return RawFile(table.select(list(COLUMNS)).to_pandas().astype(COLUMNS), metadata)
+    table, metadata = _read_table(path, place)
+    return RawFile(table.to_pandas().astype(COLUMNS), metadata)
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Any]], metadata: Metadata) -> None:
@@ -150,18 +126,19 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]], metadata: Metadata) ->
     A row has values for `COLUMNS`; those of `KEY` may be left out where they do not apply. Raises ArtifactError
     where the file is of something else than `metadata` says; only the date may differ.
     """
-    import pandas as pd
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 
     blank: dict[str, Any] = dict.fromkeys(KEY, 0) | {"clock_mhz": None, "throttled": None}
-    points = pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS)).astype(COLUMNS)
+    types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
+    types |= {"Float64": pa.float64(), "boolean": pa.bool_()}
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    points = pa.Table.from_pylist([blank | dict(row) for row in rows], schema)
     if path.exists():
-        old = read(path)
-        check_same(old.metadata, metadata, path)
-        points, metadata = pd.concat([old.points, points], ignore_index=True), old.metadata
-    table = pa.Table.from_pandas(points, preserve_index=False)
-    table = table.replace_schema_metadata({_METADATA_KEY: metadata.model_dump_json().encode()})
+        old, old_metadata = _read_table(path, "--out")
+        check_same(old_metadata, metadata, path)
+        points, metadata = pa.concat_tables([old.cast(schema), points]), old_metadata
+    table = points.replace_schema_metadata({_METADATA_KEY: metadata.model_dump_json().encode()})
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(table, unfinished, compression="zstd")
@@ -185,3 +162,33 @@ def check_same(old: Metadata, new: Metadata, path: Path) -> None:
 def _short(value: Any) -> str:
     text = json.dumps(value.model_dump() if isinstance(value, Options) else value, sort_keys=True)
     return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def _read_table(path: Path, place: str) -> tuple[Any, Metadata]:
+    """A file as pyarrow's table of `COLUMNS`, and its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        metadata = Metadata.model_validate_json((table.schema.metadata or {})[_METADATA_KEY])
+    except OSError as error:
+        raise ArtifactError(
+            place,
+            f"cannot read {str(path)!r} ({error.strerror or error})",
+            remedy="`servesim calibrate profile` makes a raw file.",
+        ) from error
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise ArtifactError(
+            f"{place}: {path}",
+            f"no raw file of a profile ({type(error).__name__})",
+            valid="expected what `servesim calibrate profile` wrote",
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ArtifactError(f"{place}: {path}", f"metadata {key}: {first['msg']}", remedy="Profile again.") from error
+    absent = [column for column in COLUMNS if column not in table.column_names]
+    if absent:
+        raise ArtifactError(f"{place}: {path}", f"no column {', '.join(absent)}", remedy="Profile again.")
+    return table.select(list(COLUMNS)), metadata

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import time
@@ -109,8 +110,8 @@ def summarize(times_ns: Sequence[float]) -> tuple[float, float, float, int, int]
     # a clock's own grain is no deviation to judge by
     kept = values[values <= median + OUTLIER_DEVIATIONS * max(deviation, 0.01 * median)]
     num = len(kept)
-    half = 0.98 * num**0.5
-    low, high = max(0, int(num / 2 - half)), min(num - 1, int(np.ceil(num / 2 + half)))
+    middle, half = (num - 1) / 2, 0.98 * num**0.5
+    low, high = max(0, math.floor(middle - half)), min(num - 1, math.ceil(middle + half))
     return float(np.median(kept)), float(kept[low]), float(kept[high]), len(values), len(values) - num
 
 

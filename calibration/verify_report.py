@@ -118,8 +118,8 @@ class Report:
         )
         drift = [100 * each.drift for each in repeats]
         text.append(
-            f"the same iterations took {min(drift):+.1f} to {max(drift):+.1f} % longer around the repeats than at first: "
-            "that is the machine"
+            f"the same iterations took {min(drift):+.1f} to {max(drift):+.1f} % longer around the repeats than at "
+            "first: that is the machine"
         )
         disturbed = [each.disturbed_share for each in repeats if each.disturbed_share is not None]
         if disturbed:
