@@ -266,7 +266,14 @@ def _term(name: str, own: FittedOperator, num_layers: int, metadata: Metadata) -
     made = term(
         OPERATORS[name].kind, name, own.surface.axes, own.surface.table * 1e-3, calls.get(name, num_layers), note
     )
-    return made.model_copy(update={"is_communication": name == "all_reduce"})
+    return made.model_copy(update={"is_communication": name == "all_reduce", "corners": _corners(own.points)})
+
+
+def _corners(points: Points) -> list[list[float]]:
+    """The points that no other is as large as along every axis; none where one of them is the grid's last node."""
+    found = np.unique(np.column_stack(points.at), axis=0)
+    largest = [own for own in found if not ((found >= own).all(axis=1) & (found > own).any(axis=1)).any()]
+    return [own.tolist() for own in largest] if len(largest) > 1 else []
 
 
 def _residuals(name: str, own: FittedOperator) -> list[Residual]:

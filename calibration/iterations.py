@@ -22,8 +22,10 @@ LEAST_ITERATIONS = 10
 """Fewer do not tell five causes apart."""
 LEAST_OF_A_KIND = 6
 """Fewer do not say how attention of a kind departs from its time alone."""
-UNEXPLAINED = 0.02
-"""What no coefficient explains outweighs noise: iterations count alike but for the noisiest."""
+UNEXPLAINED, LEAST_UNEXPLAINED = 0.02, 0.01
+"""What no coefficient explains outweighs noise: iterations count alike but for the noisiest. The second is what
+attention by its kind, size and context leaves.
+"""
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 FACTOR_PRIOR = 0.25
 """Prior: how far from one an operator's time in company is from its time alone."""
@@ -63,11 +65,10 @@ def _corrected(artifact: Artifact, steps: pd.DataFrame) -> Artifact:
     arrays, times = step_arrays_of(steps), steps["median_ns"].to_numpy(dtype=float)
     parts = _parts(artifact, arrays)
     noise = np.maximum((steps["ci_high_ns"] - steps["ci_low_ns"]).to_numpy(dtype=float) / times / 3.92, LEAST_NOISE)
-    noise = np.hypot(noise, UNEXPLAINED)
-    found = _solve(parts, times, noise)
+    found = _solve(parts, times, np.hypot(noise, UNEXPLAINED))
     factored = _factored(artifact.terms, found[0], found[1])
     attention_ns = times - parts @ np.array([found[0], 0.0, *found[2:]])
-    terms = [_within(own, steps, attention_ns, noise * times) for own in factored]
+    terms = [_within(own, steps, attention_ns, np.hypot(noise, LEAST_UNEXPLAINED) * times) for own in factored]
     left = _left(found[3:] * 1e-3, arrays, len(steps))
     return artifact.model_copy(update={"step_us": _rounded(found[2] * 1e-3), "terms": [*terms, *left]})
 

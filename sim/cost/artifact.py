@@ -82,6 +82,11 @@ class Term(Options):
     note: str = Field(default="", description="how it was obtained, where that is not obvious")
     axes: list[Axis]
     us: list[NonNegative] = Field(description="time of one call, µs, in row-major order of the axes")
+    corners: list[list[NonNegative]] = Field(
+        default=[],
+        description="the largest points that were timed, where the grid reaches beyond them: what none of them is at "
+        "least as large as, along every axis, is extrapolated; empty: the grid was timed to its ends",
+    )
 
     @model_validator(mode="after")
     def _check_shape(self) -> Term:
@@ -91,6 +96,8 @@ class Term(Options):
         size = int(np.prod([len(axis.points) for axis in self.axes]))
         if size != len(self.us):
             raise ValueError(f"{self.name} has {len(self.us)} times for {size} points")
+        if any(len(corner) != len(names) for corner in self.corners):
+            raise ValueError(f"{self.name} has corners of other than {len(names)} coordinates")
         return self
 
     @property

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from calibration import raw
+from calibration import iterations, raw
 from calibration.cli import app
 from calibration.fit import fit, known_gpu, worst_regions
 from calibration.raw import KEY
@@ -17,6 +17,8 @@ from tests.unit import synthetic_raw as made
 
 SHAPES = [(1, 300, 0, 0), (5, 900, 0, 0), (64, 3000, 0, 0), (0, 0, 700, 0), (0, 0, 100, 3000), (16, 600, 500, 100)]
 """Decodes, their context, tokens of a prompt, its context: between the timed points, and at them."""
+
+TIMES = ["median_ns", "ci_low_ns", "ci_high_ns"]
 
 
 def errors(artifact):
@@ -111,6 +113,40 @@ def test_kernels_that_waited_for_their_launch_do_not_count_where_a_graph_was_tim
     assert fit(made.raw_file(pd.concat([frame, throttled], ignore_index=True))).terms == plain.terms
 
 
+def test_the_largest_points_bound_what_counts_as_measured():
+    frame = made.points()
+    total = frame["decode_context_tokens"]
+    timed = fit(made.raw_file(frame[(frame["operator"] != "decode_attention") | (total <= 8 * 4095)]))
+    assert term(timed, "decode_attention").corners == [[8, 4096], [16, 2048], [32, 1024], [64, 512]]
+    assert term(fit(made.raw_file(frame)), "decode_attention").corners == []
+
+
+def slower(batch):
+    """The part by which attention of few decodes is slower within iterations."""
+    return 0.15 * np.log2(64 / batch)
+
+
+def test_attention_is_what_iterations_of_its_kind_took(monkeypatch):
+    frame = made.points()
+    alone = (frame["operator"] == "step") & (frame["num_decodes"] > 0) & (frame["chunk_tokens"] == 0)
+    kernel_ns = 4 * made.decode_ns(frame["num_decodes"], frame["decode_context_tokens"])
+    for column in TIMES:
+        frame[column] += np.where(alone, slower(frame["num_decodes"].clip(lower=1)) * kernel_ns, 0.0)
+
+    def missed():
+        """Mean absolute error of batches that are slower."""
+        cost, found = Table(fit(made.raw_file(frame))), []
+        for batch in (4, 8, 16, 32):
+            total = batch * 4095
+            true_ns = made.step_ns(batch, total, 0, 0) + slower(batch) * 4 * made.decode_ns(batch, total)
+            found.append(abs(cost.price(StepShape(batch, total, total * 4095, 4095, (), batch)) / true_ns - 1))
+        return np.mean(found)
+
+    corrected = missed()
+    monkeypatch.setattr(iterations, "LEAST_OF_A_KIND", 1000)
+    assert corrected < 0.03 < 0.05 < missed()
+
+
 def test_the_next_point_to_time_lies_where_least_is_known():
     frame = made.points(0.002)
     at = [("qkv_proj", 96), ("qkv_proj", 2048), ("qkv_proj", 8000), ("moe", 8)]
@@ -125,9 +161,6 @@ def test_the_next_point_to_time_lies_where_least_is_known():
     assert kinked[0] > 10 * between
     step = frame[frame["operator"] == "step"][list(KEY)].head(3)
     assert (worst_regions(frame, step) < 0.5).all()
-
-
-TIMES = ["median_ns", "ci_low_ns", "ci_high_ns"]
 
 
 def scaled(frame, factor):
