@@ -74,12 +74,12 @@ class Point:
 
 def coarse(limits: Limits, has_experts: bool, modes: Sequence[str]) -> list[Point]:
     """Points that span everything, so that all of the rest is interpolated: four times further at each step."""
-    return _points(limits, has_experts, modes, ratio=4.0, spreads=SPREADS[:1])
+    return _points(limits, has_experts, modes, ratio=4.0, spreads=SPREADS[:1], most_mixed=64)
 
 
 def candidates(limits: Limits, has_experts: bool, modes: Sequence[str]) -> list[Point]:
     """Every point that may be worth its time: those of `coarse`, finer steps, and unequal contexts."""
-    return _points(limits, has_experts, modes, ratio=2.0, spreads=SPREADS)
+    return _points(limits, has_experts, modes, ratio=2.0, spreads=SPREADS, most_mixed=512)
 
 
 def spread_contexts(num_decodes: int, mean: int, spread: float) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def spread_contexts(num_decodes: int, mean: int, spread: float) -> tuple[int, ..
 
 
 def _points(
-    limits: Limits, has_experts: bool, modes: Sequence[str], ratio: float, spreads: Sequence[float]
+    limits: Limits, has_experts: bool, modes: Sequence[str], ratio: float, spreads: Sequence[float], most_mixed: int
 ) -> list[Point]:
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     rows, batches = _steps(1, tokens, ratio), _steps(1, seqs, ratio)
@@ -111,7 +111,7 @@ def _points(
     points += [Point(name, num_seqs=n) for name in SAMPLED for n in batches]
     points += [Point("prefill_attention", chunk_tokens=n, chunk_context_tokens=c) for n, c in chunks]
     points += [Point("decode_attention", contexts=c) for c in decodes]
-    mixed = list(_mixed(chunks, decodes, tokens, ratio))
+    mixed = list(_mixed(chunks, decodes, tokens, most_mixed))
     points += [Point("mixed_attention", chunk_tokens=n, chunk_context_tokens=c, contexts=d) for n, c, d in mixed]
     points += [Point("step", mode, len(d), len(d), contexts=d) for mode in modes for d in decodes]
     points += [Point("step", "eager", n, 1, n, c) for n, c in chunks]
@@ -129,13 +129,16 @@ def _chunks(lengths: Iterable[int], contexts: Iterable[int], limits: Limits) -> 
 
 
 def _mixed(
-    chunks: Sequence[tuple[int, int]], decodes: Sequence[tuple[int, ...]], max_tokens: int, ratio: float
+    chunks: Sequence[tuple[int, int]], decodes: Sequence[tuple[int, ...]], max_tokens: int, most: int
 ) -> Iterable[tuple[int, int, tuple[int, ...]]]:
-    """Chunks beside decodes: some of each, for the times of both apart say most of what they take together."""
-    stride = 4 if ratio > 2 else 3
-    for chunk in (*chunks[:-1:stride], chunks[-1]):
-        for contexts in (*decodes[:-1:stride], decodes[-1]):
-            if chunk[0] + len(contexts) <= max_tokens:
+    """Chunks beside decodes, about `most` of all pairs: each chunk and each batch of decodes occurs in some.
+
+    The times of both apart say most of what they take together, so that not all pairs are worth their time.
+    """
+    stride = max(1, len(chunks) * len(decodes) // most)
+    for i, chunk in enumerate(chunks):
+        for j, contexts in enumerate(decodes):
+            if (i + j) % stride == 0 and chunk[0] + len(contexts) <= max_tokens:
                 yield (*chunk, contexts)
 
 

@@ -51,6 +51,10 @@ def test_the_grid_spans_every_operator_up_to_the_limits(has_experts: bool):
     chunks = {(p.chunk_tokens, p.chunk_context_tokens) for p in points if p.operator == "prefill_attention"}
     assert (128, 0) in chunks
     assert max(n + c for n, c in chunks) <= 256
+    mixed = [point for point in points if point.operator == "mixed_attention"]
+    assert 30 < len(mixed) < 100
+    assert {len(point.contexts) for point in mixed} == {1, 4, 16}
+    assert len({point.contexts[0] for point in mixed}) > 2
     graphs = [point for point in points if point.mode == "graph"]
     assert {point.operator for point in graphs} == {"step"}
     assert all(point.contexts and not point.chunk_tokens for point in graphs)
