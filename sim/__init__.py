@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.planning.compare import Comparison, compare
     from sim.planning.replicate import Replicated, replicate
     from sim.planning.sweep import Sweep, sweep
+    from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.results import Results
     from sim.scenario import Scenario, load_scenario, parse_scenario
 
@@ -39,6 +40,7 @@ __all__ = [
     "parse_scenario",
     "replicate",
     "run",
+    "run_with_cost_uncertainty",
     "sweep",
 ]
 
@@ -49,6 +51,7 @@ _HOME = {
     "sim.planning.compare": ("Comparison", "compare"),
     "sim.planning.replicate": ("Replicated", "replicate"),
     "sim.planning.sweep": ("Sweep", "sweep"),
+    "sim.planning.uncertainty": ("run_with_cost_uncertainty",),
     "sim.results": ("Results",),
     "sim.scenario": ("Scenario", "load_scenario", "parse_scenario"),
 }

@@ -116,17 +116,23 @@ def run(
     jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
+    cost_uncertainty: Annotated[
+        bool, typer.Option("--cost-uncertainty", help="run again with costs off as their fit was, and give the band")
+    ] = False,
 ) -> None:
     """Simulate a scenario and say what limits it."""
     from sim.build import run as simulate
+    from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.provenance import save
 
     loaded = load(scenario, overrides, seed, allow_imports)
     check_folder(out)
+    if precision is not None and cost_uncertainty:
+        raise UserError("--precision, --cost-uncertainty", "are two studies", remedy="Ask for one of them.")
     if precision is not None:
         cli_planning.replicate(loaded, precision, out, jobs, as_json)
         return
-    results = simulate(loaded)
+    results = run_with_cost_uncertainty(loaded) if cost_uncertainty else simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
         print_json(results.summary())
