@@ -183,7 +183,7 @@ def _notes(capacity: Capacity) -> list[str]:
 
 def _verdict(capacity: Capacity, found: list[Change], rate_per_s: float | None) -> str:
     boundary, load = capacity.boundary, capacity.load
-    limit = "longer waits would never end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
+    limit = "beyond it waits grow without end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
     text = (
         f"{boundary.value:.3g} {load.unit} ({boundary.level:.0%} CI {boundary.low:.3g} to {boundary.high:.3g}): {limit}"
     )
