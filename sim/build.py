@@ -19,6 +19,7 @@ from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
 from sim.metrics.coverage import coverage_shares, first_beyond
 from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
+from sim.metrics.shares import work_shares
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
@@ -102,7 +103,7 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     with _at(scenario.place):
         measurements = _measurements(scenario, cost, steps, tables)
     facts = _facts(scenario, traffic, parts.limits, policy, stop_ns, measurements)
-    return Results(tables, facts, cost.breakdown(steps))
+    return Results(tables, facts, cost.breakdown(steps), work_shares(tables, cost))
 
 
 def _facts(

@@ -13,13 +13,16 @@ import numpy as np
 from sim.clock import NS_PER_MS, NS_PER_S
 from sim.errors import UserError
 from sim.metrics import summary as shape
+from sim.metrics.bands import Attribution, report_causes
 from sim.metrics.cancellation import cancellations
+from sim.metrics.causes import Causes
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
 from sim.metrics.facts import RunFacts
 from sim.metrics.latency import LATENCIES, Latency, request_latencies
 from sim.metrics.limits import Breakdown, find_limits
 from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, iteration_load, kv_load, waste
 from sim.metrics.occupancy import Spans, owned_spans
+from sim.metrics.shares import WorkShares
 from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
 from sim.metrics.throughput import throughput
 from sim.metrics.tokens import Gaps, TokenTimes
@@ -43,11 +46,12 @@ class Difference(NamedTuple):
 class Results:
     """One run. Attributes are computed when first asked for; nothing here changes the tables."""
 
-    def __init__(self, tables: Tables, facts: RunFacts, breakdown: Breakdown) -> None:
-        """`breakdown` is what the cost model says of the tables' `step_arrays`."""
+    def __init__(self, tables: Tables, facts: RunFacts, breakdown: Breakdown, shares: WorkShares) -> None:
+        """`breakdown` and `shares` are what the cost model says of the tables' `step_arrays`."""
         self.tables = tables
         self.facts = facts
         self.breakdown = breakdown
+        self.shares = shares
 
     @cached_property
     def tokens(self) -> TokenTimes:
@@ -115,6 +119,24 @@ class Results:
         return find_limits(self.tables, self.spans, self.breakdown, self.run_window.end_ns, self.facts.is_closed_loop)
 
     @cached_property
+    def ttft_causes(self) -> Attribution:
+        """The TTFT of every request that arrived in the window and has one, by cause."""
+        latency = self.latencies["ttft"]
+        rows = np.flatnonzero(latency.is_known & self.is_measured)
+        parts = self._causes.ttft(rows, self.facts.is_streaming)
+        return Attribution(np.asarray(latency.values_ns[rows]), np.ones(len(rows), dtype=np.int64), parts)
+
+    @cached_property
+    def itl_causes(self) -> Attribution:
+        """The inter-token gaps of the requests that arrived in the window, by cause; in the order of `gaps`."""
+        return Attribution(self.gaps.values_ns, self.gaps.weights, self._causes.itl(self.gaps, self.tokens))
+
+    @cached_property
+    def causes(self) -> shape.CausesReport:
+        """What latencies are made of, and what sets the p99 apart from the median."""
+        return report_causes(self.ttft_causes, self.itl_causes)
+
+    @cached_property
     def censored(self) -> dict[str, list[str]]:
         """Metric -> the statistics that requests which had not ended could still move."""
         censored = {}
@@ -156,7 +178,7 @@ class Results:
         Each file appears under its name only when it is complete.
         """
         summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
-        paths = save_run(Path(folder), self.tables, self.facts, self.breakdown)
+        paths = save_run(Path(folder), self.tables, self.facts, self.breakdown, self.shares)
         paths.append(Path(folder) / "summary.json")
         with atomic_path(paths[-1]) as path:
             path.write_text(summary, encoding="utf-8")
@@ -166,6 +188,10 @@ class Results:
     def load(cls, folder: str | Path) -> Results:
         """The results that `save` wrote. Raises UserError if `folder` holds none."""
         return cls(*load_run(Path(folder)))
+
+    @cached_property
+    def _causes(self) -> Causes:
+        return Causes(self.tables, self.shares)
 
     @cached_property
     def _measured(self) -> dict[str, Distribution]:
@@ -182,6 +208,7 @@ class Results:
             kv=kv_load(tables, self.spans, facts.num_blocks, facts.usable_blocks, facts.block_size),
             iterations=iteration_load(tables, self.spans, self.run_window.end_ns),
             limits=self.limits,
+            causes=self.causes,
             makespan_s=self.run_window.duration_ns / NS_PER_S,
             slo=self._slo_report(self.slo_terms, self.is_measured),
             waste=waste(tables),

@@ -151,6 +151,23 @@ class LimitsReport(Options):
     verdict: str
 
 
+class CauseBand(Options):
+    """The mean latency between two percentiles, and what it was spent on."""
+
+    low_percent: float
+    high_percent: float
+    mean_ms: float
+    parts_ms: dict[str, float] = Field(description="cause -> its part of the mean, largest first; they add up to it")
+
+
+class CausesReport(Options):
+    """What latencies are made of, by cause (`sim.metrics.causes` says what each means)."""
+
+    ttft: dict[str, CauseBand] = Field(description="band of percentiles (all, p50, p90, p99) -> causes of TTFT")
+    itl: dict[str, CauseBand] = Field(description="the same of the gaps between tokens; empty if there are none")
+    verdicts: list[str] = Field(description="for each of the two, what sets its p99 apart from its median")
+
+
 class SloTermReport(Options):
     """One term of an SLO against the run."""
 
@@ -217,6 +234,7 @@ class Summary(Options):
     kv: KVUse
     iterations: Iterations
     limits: LimitsReport
+    causes: CausesReport
     makespan_s: float = Field(description="from the first arrival to the last event of the whole run")
     slo: list[SloTermReport]
     waste: Waste
