@@ -12,6 +12,7 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.sped_up import SpedUp
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -40,6 +41,10 @@ class Replica:
     target: Target
     memory: KVMemory
     limits: EngineLimits
+    device_speed: float = 1.0
+    """How many times as fast as the cost model says the device works: for what-ifs."""
+    host_speed: float = 1.0
+    """The same of the host."""
 
 
 def run(scenario: Scenario | Mapping[str, Any] | Path | str) -> Results:
@@ -83,12 +88,12 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
-def simulate(scenario: Scenario, traffic: Traffic) -> Results:
-    """Run `traffic` through the engine of a scenario."""
-    parts = replica(scenario)
+def simulate(scenario: Scenario, traffic: Traffic, parts: Replica | None = None) -> Results:
+    """Run `traffic` through the engine of a scenario; `parts` is what it runs on, if not its own `replica`."""
+    parts = parts or replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = cost_model(scenario, parts)
         _check_requests(scenario, policy, traffic)
     clock, recorder = Clock(), Recorder()
     engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)
@@ -157,13 +162,17 @@ def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
     return policy.build(scenario.engine, limits)
 
 
-def _cost(scenario: Scenario, target: Target) -> CostModel:
+def cost_model(scenario: Scenario, parts: Replica) -> CostModel:
+    """What prices the iterations of a replica. Raises ScenarioError or ArtifactError at a key of the scenario."""
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
     options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
     if isinstance(artifact, str):
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
-    return cost.build(options, target)
+    built = cost.build(options, parts.target)
+    if parts.device_speed == parts.host_speed == 1.0:
+        return built
+    return SpedUp(built, parts.device_speed, parts.host_speed)
 
 
 def _model_name(scenario: Scenario) -> str:

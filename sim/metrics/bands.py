@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -49,8 +50,7 @@ class Attribution:
 
         A latency that lies in the band in part counts in part, so that the parts change steadily with the band.
         """
-        order = np.argsort(self.values_ns, kind="stable")
-        upto = np.cumsum(self.weights[order])
+        order, upto = self._ranked
         if not len(upto) or not high_percent > low_percent:
             return None
         low, high = (percent / 100 * int(upto[-1]) for percent in (low_percent, high_percent))
@@ -64,6 +64,12 @@ class Attribution:
             mean_ms=float(self.values_ns[rows] @ share) / NS_PER_MS,
             parts_ms=dict(sorted(((c, ms) for c, ms in means.items() if ms), key=lambda part: -part[1])),
         )
+
+    @cached_property
+    def _ranked(self) -> tuple[Ints, Ints]:
+        """Positions from the shortest latency to the longest, and how many were seen up to each."""
+        order = np.argsort(self.values_ns, kind="stable")
+        return order, np.cumsum(self.weights[order])
 
 
 def report_causes(ttft: Attribution, itl: Attribution) -> CausesReport:
