@@ -103,6 +103,25 @@ class Engine:
             self._cancels.append(request)
             self._wake()
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its waiting queue, those that it has not looked at included."""
+        return self._core.policy.num_waiting + len(self._arrivals)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that it has admitted and not released."""
+        return self._core.policy.num_unfinished - self._core.policy.num_waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of its KV blocks that is in use by the steps planned so far. Steps that are foreseen stay so."""
+        policy, foreseen = self._core.policy, self._foreseen
+        used_blocks = policy.usable_blocks - policy.free_blocks
+        if foreseen is not None:
+            used_blocks += int(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1].sum())
+        return used_blocks / policy.usable_blocks
+
     def sync(self) -> None:
         """Let steps that were only foreseen happen up to now: for whoever acts on the engine.
 
@@ -172,8 +191,7 @@ class Engine:
         assert isinstance(foreseen, Foreseen)
         run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
         depth = len(planned_ns)
-        ends_ns = np.concatenate([planned_ns[1:], times.end_ns])
-        num_ended = min(int(np.searchsorted(ends_ns, self._clock.now_ns, side)), len(ends_ns) - depth)
+        num_ended = self._num_ended(foreseen, side)
         if depth > 1 and num_ended:
             self._complete_oldest()
         first = max(0, num_ended - (depth - 1))
@@ -184,6 +202,17 @@ class Engine:
         for index in range(first, num_ended + 1):
             now_ns = planned_ns[index] if index < depth else int(times.end_ns[index - depth])
             self._device.launch(self._core.plan(now_ns), now_ns)
+
+    def _num_ended(self, foreseen: Foreseen, side: Literal["left", "right"]) -> int:
+        """Steps, the one in flight before the run included, that end before now (left) or not after it (right)."""
+        planned_ns, end_ns = foreseen.planned_ns, foreseen.times.end_ns
+        now_ns = self._clock.now_ns
+        num_before = len(planned_ns) - 1
+        num_ended = int(np.searchsorted(end_ns, now_ns, side))
+        if num_before:
+            is_past = planned_ns[1] < now_ns if side == "left" else planned_ns[1] <= now_ns
+            num_ended += is_past
+        return min(num_ended, num_before + len(end_ns) - len(planned_ns))
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.cost.base import Resource
 from sim.errors import UserError
-from sim.metrics.facts import RunFacts
+from sim.metrics.facts import ReplicaFacts, RunFacts
 from sim.metrics.limits import Breakdown
 from sim.metrics.shares import WorkShares
 from sim.record import CHUNK_COLUMNS, ITERATION_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, Columns, Tables
@@ -83,10 +83,16 @@ def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown, WorkShares]:
         costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
         breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
         shares = WorkShares(tables["iterations"].pop(_DECODE_SHARE), tables["chunks"].pop(_CHUNK_SHARE))
-        return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown, shares
+        return Tables(**tables), _facts(facts), breakdown, shares
     except (KeyError, TypeError) as error:
         found = f"is not a run of this version of servesim (missing or unknown: {error})"
         raise UserError(str(folder), found, remedy=_REMEDY) from error
+
+
+def _facts(data: dict[str, Any]) -> RunFacts:
+    """The facts as JSON has them. Raises TypeError or KeyError for those of another version."""
+    replicas = tuple(ReplicaFacts(**replica) for replica in data["replicas"])
+    return RunFacts(**data | {"class_names": tuple(data["class_names"]), "replicas": replicas})
 
 
 def _read(path: Path) -> tuple[Columns, dict[str, Any]]:

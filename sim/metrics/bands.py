@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,6 +44,17 @@ class Attribution:
     values_ns: Ints
     weights: Ints
     parts: Parts
+
+    @classmethod
+    def joined(cls, attributions: Sequence[Attribution]) -> Attribution:
+        """Those of several engines, one after the other."""
+        causes = [cause for cause in Cause if any(cause in one.parts for one in attributions)]
+        parts = {
+            cause: np.concatenate([one.parts.get(cause, np.zeros_like(one.values_ns)) for one in attributions])
+            for cause in causes
+        }
+        values_ns = np.concatenate([one.values_ns for one in attributions])
+        return cls(values_ns, np.concatenate([one.weights for one in attributions]), parts)
 
     def band(self, low_percent: float, high_percent: float) -> CauseBand | None:
         """The mean of the latencies that lie between two percentiles (0 to 100), and its parts; None without any.

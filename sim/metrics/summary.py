@@ -143,6 +143,21 @@ class Cancellation(Options):
     tokens_for_departed: int = Field(description="tokens computed by steps that ended after the departure")
 
 
+class ReplicaSummary(Options):
+    """One replica of a fleet: how much came to it, and how busy it was."""
+
+    name: str
+    num_requests: int = Field(description="requests that were sent to it")
+    output_tokens: int = Field(description="tokens that the clients of these received")
+    cached_prompt_tokens: int
+    num_preemptions: int
+    mean_num_running: float | None
+    mean_num_waiting: float | None
+    busy_share: float | None
+    mean_kv_usage: float | None
+    binds: str = Field(description="what limits it")
+
+
 class LimitsReport(Options):
     """What limits the run."""
 
@@ -233,6 +248,7 @@ class Summary(Options):
     outcomes: Outcomes
     kv: KVUse
     iterations: Iterations
+    replicas: list[ReplicaSummary] = Field(description="of a fleet, in order; empty for one engine without a router")
     limits: LimitsReport
     causes: CausesReport
     makespan_s: float = Field(description="from the first arrival to the last event of the whole run")

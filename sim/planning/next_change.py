@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sim.build import Replica, cost_model, draw, replica, simulate
-from sim.cost.base import CostModel
+from sim.build import Replica, cost_model, draw, replicas, simulate
 from sim.planning.compare import METRICS
 from sim.scenario import Scenario
 from sim.step import StepShape
@@ -38,8 +37,8 @@ class _Resource(NamedTuple):
     label: str
     purchase: str
     """What to buy to have it; empty for a setting."""
-    enlarge: Callable[[Scenario, Replica], tuple[Scenario, Replica, float]]
-    """The scenario and the replica with more of it, and how many times as much that is."""
+    enlarge: Callable[[Replica], tuple[Replica, float]]
+    """The replica with more of it, and how many times as much that is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,76 +109,78 @@ class NextChange:
 def next_change(scenario: Scenario) -> NextChange:
     """Run the scenario, and once more with 10 % more of each resource that it has, all on the same requests.
 
-    The KV pool is the same in all runs but the one that enlarges it. Of a GPU's compute, bandwidth and links those
-    are tried that the cost model knows; one that rests on measurements knows none of them, and gets a
-    device that is faster as a whole. Raises what `sim.build` raises.
+    In a fleet every replica gets more of what the first one has. The KV pool is the same in all runs but the one
+    that enlarges it. Of a GPU's compute, bandwidth and links those are tried that the cost model knows; one that
+    rests on measurements knows none of them, and gets a device that is faster as a whole. Raises what
+    `sim.build` raises.
     """
-    traffic, parts = draw(scenario), replica(scenario)
+    traffic, parts = draw(scenario), replicas(scenario)
+    kinds = {id(own): own for own in parts}
     base = _measure(simulate(scenario, traffic, parts).summary())
     changes = []
-    for name, resource in _resources(scenario, parts):
-        changed, on, factor = resource.enlarge(scenario, parts)
-        values = _measure(simulate(changed, traffic, on).summary())
+    for name, resource in _resources(parts[0]):
+        larger = {key: resource.enlarge(own)[0] for key, own in kinds.items()}
+        factor = resource.enlarge(parts[0])[1]
+        values = _measure(simulate(scenario, traffic, [larger[id(own)] for own in parts]).summary())
         ratios = {metric: _ratio(values[metric], base[metric]) for metric in base}
         changes.append(Change(name, resource.label, resource.purchase, factor, values, ratios))
     return NextChange(base, tuple(changes))
 
 
-def _resources(scenario: Scenario, parts: Replica) -> Iterator[tuple[str, _Resource]]:
+def _resources(parts: Replica) -> Iterator[tuple[str, _Resource]]:
     yield "kv", _Resource("KV blocks", "memory", _more_kv)
-    price = _price(cost_model(scenario, parts))
-    known = {
-        name: resource
-        for name, resource in _GPU_PARTS.items()
-        if _price(cost_model(scenario, resource.enlarge(scenario, parts)[1])) != price
-    }
+    price = _price(parts)
+    known = {name: resource for name, resource in _GPU_PARTS.items() if _price(resource.enlarge(parts)[0]) != price}
     yield from (known or {"device": _Resource("device speed", "a faster GPU", _faster_device)}).items()
-    yield "host", _Resource("host speed", "", lambda scenario, parts: (scenario, replace(parts, host_speed=STEP), STEP))
+    yield "host", _Resource("host speed", "", lambda parts: (replace(parts, host_speed=STEP), STEP))
     for name, keys in {"slots": ("max_num_seqs", "max_batch_size"), "budget": ("max_num_batched_tokens",)}.items():
         for key in keys:
-            if isinstance(getattr(scenario.engine, key, None), int):
+            if isinstance(getattr(parts.scenario.engine, key, None), int):
                 yield name, _Resource(key, "", _more_of(key))
 
 
-def _price(cost: CostModel) -> int:
-    return cost.price(_PROBE)
+def _price(parts: Replica) -> int:
+    return cost_model(parts).price(_PROBE)
 
 
-def _more_kv(scenario: Scenario, parts: Replica) -> tuple[Scenario, Replica, float]:
+def _more_kv(parts: Replica) -> tuple[Replica, float]:
     num_blocks = _a_tenth_more(parts.limits.num_gpu_blocks)
     limits = replace(parts.limits, num_gpu_blocks=num_blocks)
-    return scenario, replace(parts, limits=limits), num_blocks / parts.limits.num_gpu_blocks
+    return replace(parts, limits=limits), num_blocks / parts.limits.num_gpu_blocks
 
 
 def _a_tenth_more(num: int) -> int:
     return num - (-num // 10)
 
 
-def _more_of(key: str) -> Callable[[Scenario, Replica], tuple[Scenario, Replica, float]]:
+def _more_of(key: str) -> Callable[[Replica], tuple[Replica, float]]:
     """A setting of the engine, a whole number, made larger."""
 
-    def enlarge(scenario: Scenario, parts: Replica) -> tuple[Scenario, Replica, float]:
-        now = getattr(scenario.engine, key)
+    def enlarge(parts: Replica) -> tuple[Replica, float]:
+        scenario = parts.scenario
+        now = getattr(scenario.engine, key, None)
+        if now is None:
+            return parts, 1.0
         more = _a_tenth_more(now)
         engine = scenario.engine.model_copy(update={key: more})
-        return scenario.model_copy(update={"engine": engine}), parts, more / now
+        return replace(parts, scenario=scenario.model_copy(update={"engine": engine})), more / now
 
     return enlarge
 
 
-def _gpu_part(*fields: str) -> Callable[[Scenario, Replica], tuple[Scenario, Replica, float]]:
+def _gpu_part(*fields: str) -> Callable[[Replica], tuple[Replica, float]]:
     """Figures of the GPU made larger."""
 
-    def enlarge(scenario: Scenario, parts: Replica) -> tuple[Scenario, Replica, float]:
+    def enlarge(parts: Replica) -> tuple[Replica, float]:
         gpu = parts.target.gpu
         more = {field: getattr(gpu, field) * STEP for field in fields if getattr(gpu, field) is not None}
-        return scenario, replace(parts, target=replace(parts.target, gpu=replace(gpu, **more))), STEP
+        return replace(parts, target=replace(parts.target, gpu=replace(gpu, **more))), STEP
 
     return enlarge
 
 
-def _faster_device(scenario: Scenario, parts: Replica) -> tuple[Scenario, Replica, float]:
-    return scenario, replace(parts, device_speed=STEP), STEP
+def _faster_device(parts: Replica) -> tuple[Replica, float]:
+    return replace(parts, device_speed=STEP), STEP
 
 
 _GPU_PARTS = {

@@ -39,6 +39,7 @@ _GAP_IN = 0.62
 """Between rows of panels: the ticks of one, the headline of the next."""
 _VALUES_IN = 1.55
 """Room right of a panel for a value and its ratio."""
+_MOST_REPLICAS = 16
 _ABOUT_EQUAL = 0.005
 _WHOLE_SCALE = 4.0
 """Ratios up to this factor share one scale, so that small differences look small."""
@@ -99,10 +100,12 @@ def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     figure, (running, waiting) = panels([1.8, 1.8])
     names = list(results_by_name)
     for name, run in ran.items():
-        bins, iterations = Bins(run, NUM_COARSE_BINS), run.tables.iterations
+        bins, engines = Bins(run, NUM_COARSE_BINS), [(Bins(engine, NUM_COARSE_BINS), engine) for engine in run.engines]
         look = line_look(names.index(name), len(names))
-        running.plot(bins.centers_s, bins.mean(iterations["num_running"]), label=clipped(name), **look)
-        queue = bins.mean_waiting(iterations["num_waiting"]) + bins.mean_waiting_at_client()
+        level = sum(own.mean(engine.tables.iterations["num_running"]) for own, engine in engines)
+        running.plot(bins.centers_s, level, label=clipped(name), **look)
+        in_engines = sum(own.mean_waiting(engine.tables.iterations["num_waiting"]) for own, engine in engines)
+        queue = in_engines + bins.mean_waiting_at_client()
         waiting.plot(bins.centers_s, queue, label=clipped(name), **look)
     for panel, what in ((running, "running"), (waiting, "waiting")):
         panel.set_ylabel(f"{what}\n(requests)")
@@ -115,6 +118,12 @@ def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     figure.subplots_adjust(hspace=0.14)
     finish(figure, "Load of all variants over time", _subtitle(results_by_name, "client queues included", cut))
     return figure
+
+
+def replica_timelines(results: Results) -> Figure | None:
+    """Requests running and waiting on each replica of a fleet, or on its first ones. None for one engine."""
+    named = zip(results.facts.replicas, results.replicas, strict=True)
+    return timelines({facts.name: replica for facts, replica in list(named)[:_MOST_REPLICAS]})
 
 
 def _cut_long_runs(panel: Axes, ends_s: list[float]) -> str:

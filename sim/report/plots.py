@@ -27,8 +27,9 @@ RUN_PLOTS: Mapping[str, Callable[[Results], Figure | None]] = {
     "timeline": timeline_plots.timeline,
     "scheduled_tokens": timeline_plots.scheduled_tokens,
     "waste": timeline_plots.waste,
+    "replicas": comparison_plots.replica_timelines,
 }
-"""File name without ending -> what draws it."""
+"""File name without ending -> what draws it. Of a fleet the last one takes the place of pictures of a device."""
 
 COMPARISON_PLOTS: Mapping[str, Callable[[Mapping[str, Results]], Figure | None]] = {
     "compare_latency_cdf": comparison_plots.latency_cdfs,
