@@ -34,7 +34,8 @@ def fleet_s(kind: str, num_requests: int) -> tuple[float, int]:
     make, members = v1(max_num_seqs=256, async_scheduling=False), []
     for _ in range(NUM_REPLICAS):
         recorder = Recorder()
-        members.append(Member(Engine(clock, EngineCore(make()), cost, recorder), recorder))
+        engine = Engine(clock, EngineCore(make()), cost, recorder, shares_clock=True)
+        members.append(Member(engine, recorder))
     routing = ROUTING.load(kind)
     policy = routing.build(routing.Options(kind=kind), NUM_REPLICAS, stream(0, "router"))
     router = Router(clock, members, policy, requests.sessions().item)

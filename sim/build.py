@@ -146,7 +146,8 @@ def _machines(clock: Clock, parts: Sequence[Replica]) -> list[_Machine]:
     for own in parts:
         policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
         aborts = own.scenario.engine.abort_on_disconnect
-        engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=aborts)
+        shares_clock = len(parts) > 1
+        engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=aborts, shares_clock=shares_clock)
         machines.append(_Machine(own, policy, cost, recorder, engine))
     return machines
 

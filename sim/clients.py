@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from simpy.events import Event
 
 from sim.clock import Clock, Priority
 from sim.request import NEVER, Outcome, Request, Status
@@ -90,9 +91,9 @@ class Clients:
 
     def _schedule_next_arrival(self) -> None:
         arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
-        self._clock.call_at(arrival_ns, Priority.ARRIVE, self._arrive_open)
+        self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
 
-    def _arrive_open(self) -> None:
+    def _arrive_open(self, _: Event) -> None:
         self._arrive(self._traffic.request(self._open_rows.popleft()))
         if self._open_rows:
             self._schedule_next_arrival()

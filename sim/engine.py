@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
-import numpy as np
+from simpy.core import Infinity
 from simpy.events import Event
 
 from sim.clock import Clock, Priority
@@ -21,8 +22,8 @@ MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
 
 
-MIN_STEADY_STEPS = 8
-"""Steps that must be certain to change nothing before they are advanced at once: array arithmetic has its price."""
+MIN_STEADY_STEPS = 3
+"""Steps that must be certain to change nothing before they are advanced at once: to foresee them has its price."""
 
 MAX_STEADY_STEPS = 4096
 
@@ -51,10 +52,12 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
+        shares_clock: bool = False,
     ) -> None:
         """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
+        `shares_clock`: there are other engines, so the next event of the clock need not disturb this one.
         """
         self._clock = clock
         self._core = core
@@ -66,7 +69,10 @@ class Engine:
         self._wakeup: Event | None = None
         self._num_empty_replans = 0
         self._macro_steps = macro_steps
+        self._shares_clock = shares_clock
         self._foreseen: Foreseen | None = None
+        self._num_last_foreseen = MAX_STEADY_STEPS
+        """Steps of the last run that was foreseen that came about."""
         self.on_release: Callable[[Request], None] = _ignore
         """Called once for every request that is over in the engine, however it ended."""
         self.on_answer: Callable[[Request], None] = _ignore
@@ -119,7 +125,7 @@ class Engine:
         policy, foreseen = self._core.policy, self._foreseen
         used_blocks = policy.usable_blocks - policy.free_blocks
         if foreseen is not None:
-            used_blocks += int(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1].sum())
+            used_blocks += sum(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1])
         return used_blocks / policy.usable_blocks
 
     def sync(self) -> None:
@@ -170,7 +176,10 @@ class Engine:
         core, clock, device = self._core, self._clock, self._device
         if core.num_in_flight != core.depth - 1:
             return None
-        run = core.policy.steady_run(MIN_STEADY_STEPS, MAX_STEADY_STEPS)
+        if device.last_had_prefills:
+            return None  # whoever completes its prefill decodes from the next step on
+        max_steps = self._max_steps_undisturbed()
+        run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
         times = None if run is None else device.foresee(run, clock.now_ns)
         if run is None or times is None:
             return None
@@ -182,6 +191,15 @@ class Engine:
         self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
         return wakeup
 
+    def _max_steps_undisturbed(self) -> int:
+        """About how many steps end before something truncates a run: the next event, or else as long as last time."""
+        if self._shares_clock:
+            return min(MAX_STEADY_STEPS, 2 * self._num_last_foreseen + MIN_STEADY_STEPS)
+        next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
+        if not price_ns or next_ns == Infinity:
+            return MAX_STEADY_STEPS
+        return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
+
     def _settle(self, side: Literal["left", "right"]) -> None:
         """Let foreseen steps happen whose end lies before now (left) or not after it (right).
 
@@ -191,7 +209,7 @@ class Engine:
         assert isinstance(foreseen, Foreseen)
         run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
         depth = len(planned_ns)
-        num_ended = self._num_ended(foreseen, side)
+        num_ended = self._num_last_foreseen = self._num_ended(foreseen, side)
         if depth > 1 and num_ended:
             self._complete_oldest()
         first = max(0, num_ended - (depth - 1))
@@ -206,13 +224,8 @@ class Engine:
     def _num_ended(self, foreseen: Foreseen, side: Literal["left", "right"]) -> int:
         """Steps, the one in flight before the run included, that end before now (left) or not after it (right)."""
         planned_ns, end_ns = foreseen.planned_ns, foreseen.times.end_ns
-        now_ns = self._clock.now_ns
-        num_before = len(planned_ns) - 1
-        num_ended = int(np.searchsorted(end_ns, now_ns, side))
-        if num_before:
-            is_past = planned_ns[1] < now_ns if side == "left" else planned_ns[1] <= now_ns
-            num_ended += is_past
-        return min(num_ended, num_before + len(end_ns) - len(planned_ns))
+        now_ns, bisect = self._clock.now_ns, bisect_left if side == "left" else bisect_right
+        return bisect(planned_ns, now_ns, 1) - 1 + bisect(end_ns, now_ns, 0, len(end_ns) - len(planned_ns))
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

@@ -47,7 +47,9 @@ def run_fleet(kind, traffic, num_replicas=3, policy="vllm-v1", macro_steps=True,
     for _ in range(num_replicas):
         policies.append(cls.build(cls.Options(policy=policy, **ENGINES[policy]), limits))
         recorder = Recorder()
-        engine = Engine(clock, EngineCore(policies[-1]), Linear(COST), recorder, macro_steps=macro_steps)
+        engine = Engine(
+            clock, EngineCore(policies[-1]), Linear(COST), recorder, macro_steps=macro_steps, shares_clock=True
+        )
         replicas.append(Member(engine, recorder))
     routing = ROUTING.load(kind)
     options = routing.Options(kind=kind)
