@@ -140,7 +140,7 @@ class Scenario(Options):
         """Each kind of engine of the fleet as a scenario of its own, and how many there are. Raises ScenarioError."""
         if self.fleet is None:
             return [(self, 1)]
-        base = {key: value for key, value in self._data.items() if key not in ("compare", "fleet")}
+        base = {key: value for key, value in self._data.items() if key not in ("compare", "sweep", "fleet")}
         groups = [(self, self.fleet.replicas)]
         for i, group in enumerate(self.fleet.others):
             place = f"{self.place}: fleet.others[{i}]"

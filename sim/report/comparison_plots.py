@@ -91,9 +91,13 @@ def latency_cdfs(results_by_name: Mapping[str, Results]) -> Figure | None:
     return figure
 
 
-@house_style()
 def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     """Requests running and waiting over time, a line per variant. None if nothing ever ran."""
+    return _timelines(results_by_name, "Load of all variants over time")
+
+
+@house_style()
+def _timelines(results_by_name: Mapping[str, Results], title: str) -> Figure | None:
     ran = {name: run for name, run in results_by_name.items() if len(run.tables.iterations["lane"])}
     if not ran:
         return None
@@ -116,14 +120,15 @@ def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     cut = _cut_long_runs(waiting, [run.run_window.end_ns / NS_PER_S for run in ran.values()])
     plain_numbers(waiting.xaxis)
     figure.subplots_adjust(hspace=0.14)
-    finish(figure, "Load of all variants over time", _subtitle(results_by_name, "client queues included", cut))
+    finish(figure, title, _subtitle(results_by_name, "client queues included", cut))
     return figure
 
 
 def replica_timelines(results: Results) -> Figure | None:
     """Requests running and waiting on each replica of a fleet, or on its first ones. None for one engine."""
     named = zip(results.facts.replicas, results.replicas, strict=True)
-    return timelines({facts.name: replica for facts, replica in list(named)[:_MOST_REPLICAS]})
+    replicas = {facts.name: replica for facts, replica in list(named)[:_MOST_REPLICAS]}
+    return _timelines(replicas, "Load of the replicas over time")
 
 
 def _cut_long_runs(panel: Axes, ends_s: list[float]) -> str:
