@@ -102,7 +102,8 @@ class Causes:
         again_ns = own_ns * num_again // num_tokens
         self._own_before = _sums(own_ns)
         self._again_before = _sums(again_ns)
-        restarts = np.flatnonzero(context < computed_before)
+        goes_on = np.append(False, (row[1:] == row[:-1]) & (context[1:] >= (context + num_tokens)[:-1]))[: len(row)]
+        restarts = np.flatnonzero(~goes_on & (computed_before > 0))
         self._lost_before = {cause: np.zeros(len(row) + 1, dtype=np.int64) for cause in _WORK}
         for cause, lost_ns in self._until_device(iteration[restarts - 1], iteration[restarts]).items():
             each = np.zeros(len(row), dtype=np.int64)

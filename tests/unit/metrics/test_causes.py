@@ -71,22 +71,23 @@ def test_chunks_of_several_prompts_and_an_idle_wait(world):
 
 
 def test_a_preempted_request_waits_and_computes_again(world):
-    old = world.request(0, prompt=8, output=5)
+    old = world.request(0, prompt=8, output=6)
     young = world.request(0, prompt=8, output=3)
     world.step(10, prefill=[old, young])
     world.step(10, decode=[old, young])  # 20
     world.step(10, decode=[old], preempt=[young], blocked_by=BlockedBy.KV)  # 30
     world.step(10, decode=[old], host_ns=2, blocked_by=BlockedBy.KV)  # 42
-    world.step(20, decode=[old], finish=[old, young], prefill=[(young, 9, 0, True)], host_ns=1)  # 63
+    world.step(20, decode=[old], prefill=[(young, 5, 0, False)], host_ns=1)  # 63
+    world.step(6, decode=[old], finish=[old, young], prefill=[(young, 4, 5, True)], host_ns=3)  # 72
     assert young.num_preemptions == 1
     values, parts = itl(world.tables())
-    assert values == [10, 10, 10, 12, 21, 43]
+    assert values == [9, 10, 10, 10, 12, 21, 52]
     assert {cause: row[-1] for cause, row in parts.items()} == {
         "preemption": 23,
-        "recompute": 10,
+        "recompute": 13,
         "others_prefill": 0,
-        "decode": 10,
-        "host": 0,
+        "decode": 13,
+        "host": 3,
     }
 
 
