@@ -215,6 +215,7 @@ def test_verify_serves_every_planned_iteration_and_reports_all_metrics(scenario:
     assert all(row.half_width is not None and len(row.measured) == 2 for row in report.rows)
     assert len({executed.output_tokens for executed in report.executed}) == 1
     assert report.executed[0].output_tokens == report.executed[0].sampled_tokens
+    assert all(executed.drift is not None and executed.drift > -1 for executed in report.executed)
     assert report.artifact.host_us + report.artifact.host_us_per_request > 0
     saved = json.loads((out / "report.json").read_text())
     assert saved == json.loads(json.dumps(report.to_dict()))
@@ -232,6 +233,7 @@ def test_verify_serves_every_planned_iteration_and_reports_all_metrics(scenario:
     )
     assert again.artifact == report.artifact
     assert again.rows[0].half_width is None
+    assert again.executed[0].drift is None
 
 
 def served(scenario: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Callable[..., None]) -> None:
