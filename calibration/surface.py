@@ -29,8 +29,10 @@ TRUST = 0.5
 LEAST_NOISE = 3e-3
 """No time is known better than to this part: clocks and neighbours move it from one profile to the next."""
 NUM_FOLDS = 5
-ROUNDED = 1e-9
+LEAST_RATIO = 1e-9
+"""Keeps times above zero where noise would have them below."""
 FAR_APART = 1.5
+"""Nodes with a larger ratio get another between them along a curved axis."""
 
 Reference = Callable[[Sequence[Floats]], Floats]
 """Time by coordinates (one array an axis), ns, above zero."""
@@ -96,7 +98,7 @@ def fit_surface(points: Points, reference: Reference, axes: Sequence[Floats]) ->
     precision = data.T @ diags_array(points.noise**-2.0) @ data + smooth.T @ smooth
     precision = csr_array(precision + trust * eye_array(len(at_nodes)))
     wanted = data.T @ points.noise**-2.0 + trust
-    ratios = np.maximum(spsolve(precision.tocsc(), wanted), ROUNDED)
+    ratios = np.maximum(spsolve(precision.tocsc(), wanted), LEAST_RATIO)
     shape = [len(axis) for axis in axes]
     return Surface([*axes], rising((ratios * at_nodes).reshape(shape)), at_nodes.reshape(shape), precision)
 
