@@ -1,6 +1,8 @@
 """Profiling and serving for real on the CPU: what is done, counted and kept; nothing about how long it takes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -319,3 +321,10 @@ def test_one_command_makes_an_artifact_and_its_report_and_goes_on_where_it_was(
     assert "makespan, s" in report
     assert report in shown
     assert make_artifact([*arguments, "--device", "cuda"]) == 2 or torch.cuda.is_available()
+
+
+def test_the_one_command_needs_nothing_of_the_command_line():
+    code = "import sys, calibration.device_artifact, calibration.verify, sim.build, sim.results, calibration.fit"
+    code += "; print(*{'typer', 'rich', 'matplotlib', 'joblib'}.intersection(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
