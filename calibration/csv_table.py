@@ -34,14 +34,7 @@ def read(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFra
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise ArtifactError(str(path), f"cannot be read as CSV ({error})") from error
-    absent = [column for column in columns if column not in table.columns]
-    if absent:
-        raise ArtifactError(
-            str(path),
-            f"no column {', '.join(absent)}",
-            valid=f"it has {', '.join(table.columns)}",
-            remedy="A time in another unit has another name; convert it.",
-        )
+    require(table, columns, path)
     if table.empty:
         raise ArtifactError(str(path), "has no rows")
     for column in columns:
@@ -56,3 +49,15 @@ def read(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFra
     if wrong:
         raise ArtifactError(str(path), f"{wrong[0]} holds text", valid="expected numbers")
     return table
+
+
+def require(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+    """Raise ArtifactError for columns that the table of a file lacks."""
+    absent = [column for column in columns if column not in table.columns]
+    if absent:
+        raise ArtifactError(
+            str(path),
+            f"no column {', '.join(absent)}",
+            valid=f"it has {', '.join(table.columns)}",
+            remedy="A time in another unit has another name; convert it.",
+        )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MS_TO_US = 1e3
 CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 513, 8)]
 """Batch sizes that vLLM 0.11 captures by default, up to 512 (`vllm/config`)."""
+_PLAIN = "bfloat16"
 _LARGEST_ROWS = 16384
 
 
@@ -43,8 +44,9 @@ def import_tables(folder: Path, model: str, gpu: str = "h100_sxm", tensor_parall
     """
     described = load_model(model, place="--model")
     described.check_tensor_parallel(tensor_parallel, place="--tp")
+    dtype = _weight_dtype(described)
     gemm = _read(folder, f"{gpu}_vllm*_gemm.csv", ["m", "n", "k", "latency_ms"])
-    terms = [*_products(gemm[gemm["gemm_dtype"] == "bfloat16"], described, tensor_parallel, str(folder))]
+    terms = [*_products(gemm, described, dtype, tensor_parallel, str(folder))]
     terms += [_elementwise(folder, gpu, described, tensor_parallel)]
     terms += _attention(folder, gpu, described, tensor_parallel)
     if tensor_parallel > 1:
@@ -56,7 +58,7 @@ def import_tables(folder: Path, model: str, gpu: str = "h100_sxm", tensor_parall
         gpu=name,
         model=described.name,
         shape=Shape.of(described),
-        dtype="bfloat16",
+        dtype=dtype,
         kv_dtype_bytes=2.0,
         tensor_parallel=tensor_parallel,
         measured_on="at an unstated date",
@@ -75,6 +77,19 @@ def import_tables(folder: Path, model: str, gpu: str = "h100_sxm", tensor_parall
     )
 
 
+def _weight_dtype(model: Model) -> str:
+    """The type of the model's products, as the tables call it."""
+    if model.quantization is None:
+        return _PLAIN
+    if model.quantization.has_fp8_activations:
+        return "fp8"
+    raise ArtifactError(
+        "--model",
+        f"{model.name} is quantized by {model.quantization.method} with 16-bit activations",
+        valid="imported: 16-bit weights, and fp8 weights with fp8 activations",
+    )
+
+
 def _read(folder: Path, pattern: str, columns: list[str]) -> pd.DataFrame:
     found = sorted([*folder.glob(pattern), *folder.glob(pattern + ".gz")])
     if not found:
@@ -87,14 +102,8 @@ def _version(folder: Path, gpu: str) -> str:
     return name.removeprefix(f"{gpu}_vllm").partition("_")[0]
 
 
-def _products(rows: pd.DataFrame, model: Model, tensor_parallel: int, place: str) -> list[Term]:
-    """The matrix products of a layer, and the LM head."""
-    axes, table = to_grid(
-        [rows[name].to_numpy(dtype=float) for name in ("m", "n", "k")],
-        rows["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
-    )
-    if min(map(len, axes)) < 2:
-        raise ArtifactError(place, "gemm: bfloat16 was timed at less than two points along an axis")
+def _products(rows: pd.DataFrame, model: Model, dtype: str, tensor_parallel: int, place: str) -> list[Term]:
+    """The matrix products of a layer in `dtype`, and the LM head, which quantized checkpoints leave in 16 bits."""
     tp, hidden = tensor_parallel, model.hidden_size
     heads, kv_heads = model.num_attention_heads // tp, model.kv_heads_per_gpu(tp)
     intermediate = -(-model.intermediate_size // tp)
@@ -104,16 +113,34 @@ def _products(rows: pd.DataFrame, model: Model, tensor_parallel: int, place: str
         "gate_up_proj": (model.num_mlp_inputs * intermediate, hidden),
         "down_proj": (hidden, intermediate),
     }
-    layers = model.num_hidden_layers
+    axes, table = _gemm(rows, dtype, place)
     terms = [
-        term("tokens", name, axes[:1], rising(_at_shape(axes, table, *shape)), layers, _note(axes, *shape))
+        term(
+            "tokens",
+            name,
+            axes[:1],
+            rising(_at_shape(axes, table, *shape)),
+            model.num_hidden_layers,
+            _note(axes, *shape),
+        )
         for name, shape in shapes.items()
     ]
+    axes, table = _gemm(rows, _PLAIN, place)
     head = (-(-model.vocab_size // tp), hidden)
-    return [
-        *terms,
-        term("sequences", "lm_head", axes[:1], rising(_at_shape(axes, table, *head)), 1, _note(axes, *head)),
-    ]
+    us = rising(_at_shape(axes, table, *head))
+    return [*terms, term("sequences", "lm_head", axes[:1], us, 1, _note(axes, *head))]
+
+
+def _gemm(rows: pd.DataFrame, dtype: str, place: str) -> tuple[list[Floats], Floats]:
+    """Rows, n and k of what was timed in one type, and the times, µs."""
+    own = rows[rows["gemm_dtype"] == dtype]
+    axes, table = to_grid(
+        [own[name].to_numpy(dtype=float) for name in ("m", "n", "k")],
+        own["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
+    )
+    if min(map(len, axes)) < 2:
+        raise ArtifactError(place, f"gemm: {dtype} was timed at less than two points along an axis")
+    return axes, table
 
 
 def _note(axes: list[Floats], n: int, k: int) -> str:

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibration.cli import app
-from calibration.host import fit_vidur_overheads
+from calibration.host import vllm_host_us
 from calibration.importers import aiconfigurator, vidur
 from sim.cost.base import Target
 from sim.cost.roofline import Roofline, RooflineOptions
@@ -50,7 +50,7 @@ def test_the_command_line_takes_vidurs_files(vidur_files, shared, tmp_path):
     assert "work on the host" not in done.stdout
     shown = CliRunner().invoke(app, ["show", str(out)]).stdout
     assert "allreduce: tokens, 160 calls" in shown
-    assert "host: 1485.51 us an iteration" in shown
+    assert "host: 1387.5 us an iteration and 26.98 us a request" in shown
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_files_of_another_kind_are_refused(vidur_files, shared, tmp_path):
     with pytest.raises(ArtifactError, match=r"no column num_tokens"):
         vidur.import_profile(attention, mlp, "llama-2-70b", 2)
     with pytest.raises(ArtifactError, match=r"no column batch_size"):
-        fit_vidur_overheads(mlp)
+        vllm_host_us(mlp)
     with pytest.raises(ArtifactError, match=r"there is no h100_sxm_vllm\*_gemm\.csv"):
         aiconfigurator.import_tables(tmp_path, "llama-3.1-8b")
     with pytest.raises(ArtifactError, match=r"no generation attention of 40 heads and 40 KV heads; timed: "):
