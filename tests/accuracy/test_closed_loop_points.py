@@ -38,7 +38,7 @@ def test_the_vllm_points_that_state_fp8(shared):
     assert every["num_points"] == len(points) == 48
     assert every["tpot_error"] <= 0.05
     assert every["throughput_error"] <= 0.05
-    assert every["throughput_rank"] >= 0.97
+    assert every["throughput_rank"] >= 0.975
     stated = found["all that state their clients"]
     assert stated["num_points"] == 45
     assert stated["ttft_error"] <= 0.07
