@@ -170,6 +170,9 @@ def accuracy(
         from sim.metrics.coverage import coverage_line
 
         typer.echo(f"times are from {coverage_line(report.cost)}")
+    for term in report.artifact.terms:
+        if term.is_communication:
+            typer.echo(f"{term.name}: {term.note}")
 
 
 @app.command()
