@@ -38,16 +38,11 @@ def vllm_host_us(path: Path, tensor_parallel: int = 1) -> tuple[float, float]:
     batch size of all models, on as many GPUs or the next smaller number that was timed. Column names differ in
     case between versions of that file. Raises ArtifactError for a file that holds no such timings.
     """
-    import pandas as pd
-
-    try:
-        header = pd.read_csv(path, nrows=0).columns
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as CSV ({error})") from error
-    spelled = {name.lower(): name for name in header}
+    rows = csv_table.load(path)
+    spelled = {str(name).lower(): name for name in rows.columns}
     wanted = ["batch_size", "tensor_parallel_degree", *(f"{part}_median" for part in VIDUR_PARTS)]
     columns = [spelled.get(name, name) for name in wanted]
-    rows = csv_table.read(path, columns, columns[2:])
+    csv_table.check(rows, path, columns, columns[2:])
     timed = rows.loc[rows[columns[1]] <= tensor_parallel, columns[1]]
     rows = rows[rows[columns[1]] == timed.max()]
     if rows[columns[0]].nunique() < 2:
