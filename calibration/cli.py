@@ -141,5 +141,16 @@ def points(
         )
 
 
+@app.command()
+def batches(
+    folder: Annotated[Path, typer.Argument(help="folder of Sarathi-Serve's measured batches (CSV)")],
+) -> None:
+    """Price measured iterations from other iterations of the same GPU, and compare."""
+    from calibration.batches import check_batches
+
+    for batch in check_batches(folder):
+        typer.echo(f"{batch.name:44}{batch.measured_ms:10.1f}{batch.priced_ms:10.1f} ms{_percent(batch.error, 9)}")
+
+
 def _percent(value: Any, width: int, sign: str = "+") -> str:
     return f"{'-':>{width}}" if value is None else f"{100 * value:{sign}{width - 2}.2f} %"

@@ -149,6 +149,9 @@ def read_points(path: Path, backend: str | None = None) -> list[Point]:
     """The points of a table, or those of one engine. Raises ArtifactError for columns that are missing or no times."""
     rows = csv_table.read(path, _NUMBERS, _NUMBERS)
     csv_table.require(rows, _OTHERS, path)
+    stated = rows[rows["concurrency"].notna()]
+    if len(stated):
+        csv_table.check(stated, path, ["concurrency"], ["concurrency"])
     return [point for _, row in rows.iterrows() if backend in (None, (point := _point(row)).backend)]
 
 
@@ -167,7 +170,7 @@ def _point(row: pd.Series[Any]) -> Point:
         tensor_parallel=int(row["tp_size"]),
         prompt_tokens=int(row["isl"]),
         output_tokens=int(row["osl"]),
-        num_clients=int(row["concurrency"] if states_clients else row["batch_size"]),
+        num_clients=int(float(row["concurrency" if states_clients else "batch_size"])),
         states_clients=states_clients,
         is_inferencemax=_INFERENCEMAX.fullmatch(str(row["source_kind"])) is not None,
         ttft_ms=float(row["silicon_ttft_ms"]),

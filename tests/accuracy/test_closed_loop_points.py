@@ -81,3 +81,9 @@ def test_points_that_are_none_are_refused(shared, tmp_path):
     (tmp_path / "x.csv").write_text("isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms\n1,1,1,1,1,1\n")
     with pytest.raises(ArtifactError, match="no column id, backend"):
         read_points(tmp_path / "x.csv")
+    lines = (shared / TABLE).read_text(encoding="utf-8").splitlines()[:3]
+    place = lines[0].split(",").index("concurrency")
+    cells = lines[2].split(",")
+    (tmp_path / "y.csv").write_text("\n".join([*lines[:2], ",".join([*cells[:place], "many", *cells[place + 1 :]])]))
+    with pytest.raises(ArtifactError, match=r"y\.csv:3: concurrency is many"):
+        read_points(tmp_path / "y.csv")

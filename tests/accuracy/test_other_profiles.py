@@ -77,3 +77,19 @@ def test_files_of_another_kind_are_refused(vidur_files, shared, tmp_path):
         aiconfigurator.import_tables(tmp_path, "llama-3.1-8b")
     with pytest.raises(ArtifactError, match=r"no generation attention of 40 heads and 40 KV heads; timed: "):
         aiconfigurator.import_tables(shared / "data/profiles/aiconfigurator", "llama-2-13b")
+
+
+def test_fp8_products_take_the_fp8_tables_and_the_rest_stays(shared):
+    folder = shared / "data/profiles/aiconfigurator"
+    plain, fp8 = (
+        {own.name: own for own in aiconfigurator.import_tables(folder, model, tensor_parallel=4).terms}
+        for model in ("qwen3-32b", "qwen3-32b-fp8")
+    )
+    changed = {name for name in plain if plain[name] != fp8[name]}
+    assert changed == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    one_row, many = (
+        sum(fp8[name].us[i] for name in changed) / sum(plain[name].us[i] for name in changed) for i in (0, -1)
+    )
+    assert 0.6 < many < one_row < 0.8, "half of the bytes, and the quantization of the inputs"
+    with pytest.raises(ArtifactError, match="is a model with quantized weights"):
+        aiconfigurator.import_tables(folder, "qwen2.5-32b-awq")
