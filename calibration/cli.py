@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from calibration import importing
+from calibration import device_cli, fitting, importing
 from sim.errors import ArtifactError
 
 app = typer.Typer(
@@ -21,12 +21,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(device_cli.app)
+
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, help="GPUs that share the model")]
 Model = Annotated[str | None, typer.Option("--model", help="bundled name or config.json, if it is not recognized")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
 
 
 app.command("import")(importing.command)
+app.command()(fitting.fit)
+app.command()(fitting.check)
+app.command("fit-server")(fitting.fit_server)
 
 
 @app.command()
@@ -56,6 +61,8 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
+    for line in fitting.held_out_lines(artifact):
+        typer.echo(line)
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
     for part in artifact.missing:
@@ -114,7 +121,7 @@ def points(
     from dataclasses import asdict
 
     from calibration.host import vllm_host_us
-    from calibration.points import grouped, predict, read_points
+    from calibration.serving_points import grouped, predict, read_points
 
     wanted = [point for point in read_points(table, backend) if precision in (None, point.precision)]
     if not wanted:

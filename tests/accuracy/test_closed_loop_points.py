@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibration.cli import app
-from calibration.points import read_points
+from calibration.serving_points import read_points
 from sim.errors import ArtifactError
 
 TABLE = "data/groundtruth/inferencemax_silicon/dense_agg_h100.csv"
