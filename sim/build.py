@@ -16,8 +16,9 @@ from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
 from sim.cost.sped_up import SpedUp
+from sim.device import Device
 from sim.engine import Engine
-from sim.errors import ArtifactError, ScenarioError
+from sim.errors import ArtifactError, InvariantError, ScenarioError
 from sim.gpu import load_gpu
 from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
 from sim.metrics.coverage import coverage_shares, first_beyond
@@ -73,7 +74,7 @@ def replica(scenario: Scenario) -> Replica:
     """Load model and GPU and derive the KV pool. Raises ScenarioError or ArtifactError."""
     engine, tensor_parallel = scenario.engine, scenario.hardware.tensor_parallel
     with _at(scenario.place):
-        model = load_model(_model_name(scenario))
+        model = load_model(model_name(scenario))
         gpu = load_gpu(scenario.hardware.gpu)
         num_tokens, num_rows = engine.largest_pass(engine.max_model_len or model.max_position_embeddings)
         memory = derive_kv_memory(
@@ -106,12 +107,33 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
-def simulate(scenario: Scenario, traffic: Traffic, parts: Sequence[Replica] | None = None) -> Results:
-    """Run `traffic` through the engine or the fleet of a scenario; `parts` are its engines, if not its `replicas`."""
-    parts = parts or replicas(scenario)
-    clock = Clock()
+def cost_model(scenario: Scenario) -> CostModel:
+    """What a scenario's iterations cost (its own engine's, in a fleet). Raises ScenarioError or ArtifactError."""
+    parts = replica(scenario)
     with _at(scenario.place):
-        machines = _machines(clock, parts)
+        return price_model(parts)
+
+
+def simulate(
+    scenario: Scenario,
+    traffic: Traffic,
+    parts: Sequence[Replica] | None = None,
+    *,
+    cost: CostModel | None = None,
+    clock: Clock | None = None,
+    device: Device | None = None,
+) -> Results:
+    """Run `traffic` through the engine or the fleet of a scenario; `parts` are its engines, if not its `replicas`.
+
+    Iterations are priced by `cost` in place of each engine's own where one is given. `clock` and `device` stand in
+    for simulated time and for steps that take what they are said to cost: with a clock that follows the time of day
+    and a device that computes, the same engine serves the same requests for real. A device serves one engine only.
+    """
+    parts, clock = parts or replicas(scenario), clock or Clock()
+    if device is not None and len(parts) > 1:
+        raise InvariantError(f"one device was given to {len(parts)} engines")
+    with _at(scenario.place):
+        machines = _machines(clock, parts, cost, device)
         for kind in {id(machine.parts): machine for machine in machines}.values():
             _check_requests(scenario, kind.policy, traffic)
     server: Engine | Router = machines[0].engine
@@ -139,15 +161,26 @@ class _Machine(NamedTuple):
     engine: Engine
 
 
-def _machines(clock: Clock, parts: Sequence[Replica]) -> list[_Machine]:
+def _machines(
+    clock: Clock, parts: Sequence[Replica], cost_for_all: CostModel | None, device: Device | None
+) -> list[_Machine]:
     """Engines; those of one kind share their cost model, which has no state."""
-    costs = {id(own): cost_model(own) for own in parts}
+    kinds = {id(own): own for own in parts}
+    costs = {key: cost_for_all or price_model(own) for key, own in kinds.items()}
     machines = []
     for own in parts:
         policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
         aborts = own.scenario.engine.abort_on_disconnect
-        shares_clock = len(parts) > 1
-        engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=aborts, shares_clock=shares_clock)
+        engine = Engine(
+            clock,
+            EngineCore(policy),
+            cost,
+            recorder,
+            aborts=aborts,
+            macro_steps=device is None,
+            shares_clock=len(parts) > 1,
+            device=device,
+        )
         machines.append(_Machine(own, policy, cost, recorder, engine))
     return machines
 
@@ -250,7 +283,7 @@ def _policy(parts: Replica) -> Policy:
     return policy.build(scenario.engine, parts.limits)
 
 
-def cost_model(parts: Replica) -> CostModel:
+def price_model(parts: Replica) -> CostModel:
     """What prices the iterations of a replica. Raises ScenarioError or ArtifactError at a key of its scenario."""
     scenario = parts.scenario
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
@@ -264,8 +297,8 @@ def cost_model(parts: Replica) -> CostModel:
     return SpedUp(built, parts.device_speed, parts.host_speed)
 
 
-def _model_name(scenario: Scenario) -> str:
-    """A bundled name as it is; a path relative to the scenario's folder."""
+def model_name(scenario: Scenario) -> str:
+    """The model of a scenario as `load_model` takes it: a bundled name, or a path found from the scenario's folder."""
     name = scenario.model
     return str(resolve_path(name, scenario.folder, place="model")) if is_model_path(name) else name
 

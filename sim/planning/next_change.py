@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sim.build import Replica, cost_model, draw, replicas, simulate
+from sim.build import Replica, draw, price_model, replicas, simulate
 from sim.planning.compare import METRICS
 from sim.scenario import Scenario
 from sim.step import StepShape
@@ -140,7 +140,7 @@ def _resources(parts: Replica) -> Iterator[tuple[str, _Resource]]:
 
 
 def _price(parts: Replica) -> int:
-    return cost_model(parts).price(_PROBE)
+    return price_model(parts).price(_PROBE)
 
 
 def _more_kv(parts: Replica) -> tuple[Replica, float]:
