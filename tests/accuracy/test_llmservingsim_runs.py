@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from calibration.accuracy import check_accuracy
 from calibration.cli import app
+from sim.errors import ArtifactError
 
 TRACE = "data/traces/llmservingsim_sharegpt300/sharegpt-llama-3.1-8b-300-sps10.prefix16.jsonl.gz"
 
@@ -87,3 +88,21 @@ def test_the_command_line(shared, tmp_path, command):
     shown = CliRunner().invoke(app, ["show", artifact]).stdout
     assert "mixed_attention: mixed_attention, 32 calls, num_decode 1 to 128 (8)" in shown
     assert "missing: work on the host" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nowhere.csv", None, "cannot be read as CSV (No such file or directory)"),
+        ("two.csv", "input_toks\n5\n6\n", "its 2 prompts are not those of "),
+        ("two.jsonl", '{"input_length": 5}\n{"input_length": 6}\n', "its 2 prompts are not those of "),
+        ("cut.jsonl", '{"input_length"', "cannot be read as JSON lines"),
+    ],
+)
+def test_a_trace_of_something_else_is_refused(shared, tmp_path, name, content, message):
+    profile, run, _ = paths(shared, "RTX4090")
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ArtifactError) as caught:
+        check_accuracy(profile, run, tmp_path / name)
+    assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
