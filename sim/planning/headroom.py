@@ -58,8 +58,9 @@ def changes(capacity: Capacity, workers: Workers) -> list[Change]:
 
 
 def replicas_for(capacity: Capacity, rate_per_s: float) -> dict[str, Any]:
-    """The smallest number of replicas (of a fleet: of whole fleets) for a rate that is split evenly among them, each part arriving like the whole.
+    """The smallest number of replicas (of a fleet: of whole fleets) for a rate that is split evenly among them.
 
+    Each part is taken to arrive like the whole.
     Raises ScenarioError for closed loops, whose rate is not given.
     """
     if capacity.load.variable != "rate_per_s":
@@ -76,8 +77,10 @@ def num_gpus(scenario: Scenario) -> int:
     own, fleet = scenario.hardware.tensor_parallel, scenario.fleet
     if fleet is None:
         return own
-    others = ((group.hardware or {}).get("tensor_parallel", own) * group.replicas for group in fleet.others)
-    return own * fleet.replicas + sum(others)
+    total = own * fleet.replicas
+    for group in fleet.others:
+        total += int((group.hardware or {}).get("tensor_parallel", own)) * group.replicas
+    return total
 
 
 def economy(capacity: Capacity) -> dict[str, float | None]:
