@@ -37,7 +37,11 @@ class Call(NamedTuple):
 
     number: int
     cancelled: list[Request]
+    running_before: list[Request]
+    """Who ran when the step was planned."""
     planned: Step
+    scheduled: list[tuple[Request, int]]
+    """The batch, in its order: request and tokens."""
     completed: Step | None
     """The step whose results were taken in; None when a pipeline is still being filled."""
     finished: Finished
@@ -141,11 +145,13 @@ class EngineStepsReplay(Replay):
         for index in leaving:
             del self._leaving[index]
         cancelled = core.admit([self.requests[index] for index in leaving], ())
+        running_before = self.policy.running()
         planned = core.plan(self.now_ns())
+        scheduled = self.policy.batch(planned)
         self._in_flight.append(planned)
         self._used_in_pass = self._used_kv()
         completed, finished = self._take_results(planned)
-        return Call(step, cancelled, planned, completed, finished)
+        return Call(step, cancelled, running_before, planned, scheduled, completed, finished)
 
     def _leaves(self, index: int) -> bool:
         cancel_step = self.rows[index].cancel_step
@@ -175,7 +181,7 @@ class EngineStepsReplay(Replay):
         return {
             "step": call.number,
             "kind": kinds[bool(shape.prefills), shape.num_decode > 0],
-            "scheduled": [[r.id, num_tokens] for r, num_tokens in self.policy.batch(planned)],
+            "scheduled": [[r.id, num_tokens] for r, num_tokens in call.scheduled],
             "preempted": [p.victim.id for p in planned.preempted],
             "finished": [r.id for r in call.finished.finished],
             "running": [r.id for r in self.policy.running()],

@@ -69,6 +69,8 @@ class EngineLimits:
     block_size: int
     num_gpu_blocks: int
     """Blocks of the pool, counting a null block where the policy has one."""
+    class_names: tuple[str, ...] = ()
+    """Names of the traffic's request classes, by `request.class_index`."""
 
 
 class About(NamedTuple):
@@ -97,6 +99,8 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    longest_overrun: int = 0
+    """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
 
     @classmethod
     @abstractmethod
@@ -198,6 +202,12 @@ POLICIES: Registry[Policy] = Registry(
     "sim.policies.base:Policy",
     {
         "vllm-v1": "sim.policies.vllm_v1:VllmV1",
+        "vllm-v0": "sim.policies.vllm_v0:VllmV0",
+        "sarathi": "sim.policies.sarathi:Sarathi",
+        "sarathi-vllm": "sim.policies.sarathi:SarathiVllm",
+        "sarathi-orca": "sim.policies.sarathi:SarathiOrca",
+        "sarathi-faster-transformer": "sim.policies.sarathi:SarathiFasterTransformer",
+        "sarathi-simple-chunking": "sim.policies.sarathi:SarathiSimpleChunking",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
     },
