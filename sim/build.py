@@ -65,7 +65,9 @@ def replica(scenario: Scenario) -> Replica:
         )
     target = Target(model, gpu, tensor_parallel, kv_dtype_bytes(model, engine.kv_cache_dtype))
     class_names = tuple(entry.name for entry in scenario.traffic)
-    limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks, class_names)
+    limits = EngineLimits(
+        memory.max_model_len, engine.block_size, memory.num_gpu_blocks, class_names, memory.block_bytes
+    )
     return Replica(target, memory, limits)
 
 

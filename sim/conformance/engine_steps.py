@@ -139,7 +139,7 @@ class EngineStepsReplay(Replay):
         core, step = self.core, self._step
         while self._arriving and self.rows[self._arriving[0]].arrival_step <= step:
             request = self.requests[self._arriving.pop(0)]
-            request.queued_ns = self.now_ns()
+            request.queued_ns = request.arrival_ns
             core.admit((), [request])
         leaving = [index for index in self._leaving if self._leaves(index)]
         for index in leaving:

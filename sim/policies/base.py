@@ -71,6 +71,8 @@ class EngineLimits:
     """Blocks of the pool, counting a null block where the policy has one."""
     class_names: tuple[str, ...] = ()
     """Names of the traffic's request classes, by `request.class_index`."""
+    block_bytes: int = 0
+    """KV of one block on one GPU; 0 where no model is known."""
 
 
 class About(NamedTuple):

@@ -114,21 +114,13 @@ class SarathiBase(GridPolicy):
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
         assert isinstance(options, SarathiBaseOptions)
         budget = getattr(options, cls.budget_option) or limits.max_model_len if cls.budget_option else UNLIMITED
-        has_watermark = options.kv_admission == "prompt"
         return cls(
-            GridConfig(
+            GridConfig.resolve(
+                options,
                 limits,
-                max_num_seqs=options.max_num_seqs,
                 token_budget=budget,
                 chunked=cls.chunked,
                 prompt_limit=limits.max_model_len if cls.chunked else min(limits.max_model_len, budget),
-                reservation=options.kv_admission,
-                watermark_blocks=int(options.watermark * limits.num_gpu_blocks) if has_watermark else 0,
-                pressure=options.preemption,
-                num_cpu_blocks=options.num_cpu_blocks,
-                pacing=options.prefill_pacing,
-                queue_order=options.queue_order,
-                needs_free_block=has_watermark,
                 num_stages=options.pipeline_parallel_size,
                 longest_overrun=cls.longest_overrun,
             ),

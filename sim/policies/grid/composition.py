@@ -54,9 +54,10 @@ class PrefillFirst(Composition):
         if draft.chunks or (self._ends_on_drop and draft.dropped):
             return
         self.before_decodes(engine, draft)
+        num_forced_out = len(draft.preempted)
         engine.order_running()
         engine.decode(draft)
-        if not draft.preempted:
+        if len(draft.preempted) == num_forced_out:
             engine.swap_in(draft)
 
     def before_decodes(self, engine: GridPolicy, draft: Draft) -> None:
@@ -69,11 +70,14 @@ class ClosedBatch(Composition):
     admits_beside_decodes = False
 
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        if engine.has_running:
-            engine.continue_prefills(draft)
-            engine.decode(draft)
-        else:
+        if not engine.has_running and not engine.num_swapped:
             engine.admit(draft)
+            return
+        engine.order_running()
+        engine.continue_prefills(draft)
+        engine.decode(draft)
+        if not draft.preempted:
+            engine.swap_in(draft)
 
 
 class Alternating(Composition):

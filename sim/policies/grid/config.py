@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sim.options import Count, OneOf, Share
+from sim.errors import ScenarioError
+from sim.options import Count, CountOrZero, NonNegative, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
@@ -28,7 +29,10 @@ class GridOptions(EngineOptions):
     preemption: PressureKind = Field(
         default="recompute", description="when a decode finds no block: recompute, swap, pause or reject"
     )
-    num_cpu_blocks: Count = Field(default=2048, description="KV blocks of host memory that can be swapped out to")
+    swap_space: NonNegative = Field(default=4.0, description="host memory for KV that is swapped out, GiB per GPU")
+    num_cpu_blocks: CountOrZero | None = Field(
+        default=None, description="KV blocks of host memory; default: what swap_space holds"
+    )
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
         default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
     )
@@ -68,4 +72,30 @@ class GridConfig:
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`."""
 
-
+    @classmethod
+    def resolve(cls, options: GridOptions, limits: EngineLimits, **preset: Any) -> GridConfig:
+        """The axes that the options choose, and `preset` for the rest. Raises ScenarioError for contradictions."""
+        reserves_all = options.kv_admission != "prompt"
+        if reserves_all:
+            for name in ("preemption", "watermark"):
+                if name in options.model_fields_set:
+                    raise ScenarioError(
+                        f"engine.{name}",
+                        f"has no meaning with kv_admission {options.kv_admission!r}",
+                        valid="KV for the whole request is reserved, so nobody is preempted and nothing kept free",
+                        remedy=f"Leave {name} out, or set kv_admission: prompt.",
+                    )
+        num_cpu_blocks = options.num_cpu_blocks
+        if num_cpu_blocks is None:
+            num_cpu_blocks = int(options.swap_space * 2**30) // limits.block_bytes if limits.block_bytes else 0
+        axes = {
+            "max_num_seqs": options.max_num_seqs,
+            "reservation": options.kv_admission,
+            "watermark_blocks": 0 if reserves_all else int(options.watermark * limits.num_gpu_blocks),
+            "needs_free_block": not reserves_all,
+            "pressure": options.preemption,
+            "num_cpu_blocks": num_cpu_blocks,
+            "pacing": options.prefill_pacing,
+            "queue_order": options.queue_order,
+        }
+        return cls(limits, **{**axes, **preset})

@@ -58,6 +58,8 @@ class Draft:
     dropped: list[Request] = field(default_factory=list)
     left: list[Request] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
+    to_requeue: list[Request] = field(default_factory=list)
+    """Victims that wait again when the step is planned."""
     num_new_blocks: int = 0
     num_swapped_blocks: int = 0
     blocked_by: BlockedBy = BlockedBy.NOTHING

@@ -136,6 +136,8 @@ class GridPolicy(Policy):
         """A victim waits again: now, or when the step is planned."""
         if self.config.requeues_at_once:
             self.queue.put_back(victim, draft.now_ns)
+        else:
+            draft.to_requeue.append(victim)
 
     # ------------------------------------------------------------------ the step
 
@@ -145,14 +147,14 @@ class GridPolicy(Policy):
         if self.num_stages > 1:
             self._gather(lane)
         self.composition.fill(self, draft)
-        while draft.paused and not draft.chunks and not draft.decodes:
+        while draft.paused and not (draft.chunks or draft.decodes or self._in_flight):
             recompute(self, next(reversed(self._running)), draft.paused[0], draft)
             draft.paused.clear()
             self.decode(draft)
         for victim, _, _ in draft.preempted:
             victim.policy_state.stale_tokens = NEVER
-            if not self.config.requeues_at_once and victim not in draft.swapped_out:
-                self.queue.put_back(victim, now_ns)
+        for victim in draft.to_requeue:
+            self.queue.put_back(victim, now_ns)
         self._swapped.extend(draft.swapped_out)
         return self._finish(draft)
 
@@ -243,24 +245,31 @@ class GridPolicy(Policy):
             request = rest.popleft()
             if request.policy_state.is_decoding and not self._is_in_flight(request):
                 self.decode_one(request, rest, draft)
-        draft.decodes = len(self._lanes[draft.lane]) > 0
 
-    def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> None:
-        """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`."""
-        while not self._has_slot(request):
-            if self.pressure == "pause":
-                self._leave_out(request, draft)
-                draft.paused.append(request)
-                return
-            victim = rest.pop() if rest else request
-            relieve(self, victim, request, draft)
-            if victim is request:
-                return
+    def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
+        """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
+        if not self.make_room(request, rest, draft):
+            return False
         if blocks_for(self.context(request) + 1, self._block_size) > request.num_blocks:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
         self._join_lane(request, draft.lane)
+        draft.decodes = True
         draft.num_tokens += 1
+        return True
+
+    def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
+        """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
+        while not self._has_slot(request):
+            if self.pressure == "pause":
+                self.leave_out(request, draft)
+                draft.paused.append(request)
+                return False
+            victim = rest.pop() if rest else request
+            relieve(self, victim, request, draft)
+            if victim is request:
+                return False
+        return True
 
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
@@ -282,6 +291,11 @@ class GridPolicy(Policy):
         draft.chunks.append((request, num_tokens))
         draft.num_tokens += num_tokens
 
+    def put_in_order(self, requests: Iterable[Request]) -> None:
+        """Keep those who run in this order from now on."""
+        self._running = dict.fromkeys(requests)
+        self._prefills = {r: None for r in self._running if r in self._prefills}
+
     def _move_to_end(self, requests: Iterable[Request]) -> None:
         """Those who prefill stand behind those who decode."""
         for request in requests:
@@ -297,7 +311,7 @@ class GridPolicy(Policy):
                 self._swapped.popleft()
                 self._drop(request, draft)
                 continue
-            num_tokens = self._tokens_left(request)
+            num_tokens = self.tokens_left(request)
             if self.kv.free_blocks - touched < self._reservation.watermark_blocks:
                 draft.blocked_by = BlockedBy.KV
             elif num_tokens > self.budget_left(draft, request.num_computed_tokens):
@@ -329,10 +343,15 @@ class GridPolicy(Policy):
             self._prefills[request] = None
             self.prefill(request, num_tokens, draft)
 
-    def admit(self, draft: Draft) -> None:
-        """Bring in waiting requests, from the head, until one does not fit or its time has not come."""
+    def admit(self, draft: Draft, num_running: int | None = None) -> None:
+        """Bring in waiting requests, from the head, until one does not fit or its time has not come.
+
+        `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
+        """
+        if num_running is None:
+            num_running = len(self._running)
         while True:
-            if not self._pacing_opens(draft):
+            if not self._pacing_opens(num_running, draft):
                 draft.blocked_by = BlockedBy.ADMISSION
                 return
             head = self.queue.head(draft.now_ns)
@@ -348,19 +367,14 @@ class GridPolicy(Policy):
                 return
             self._admit_one(head, num_tokens, draft)
 
-    def _pacing_opens(self, draft: Draft) -> bool:
+    def _pacing_opens(self, num_running: int, draft: Draft) -> bool:
         earliest_ns = None
         if self.pacing.reads_clock:
-            earliest_ns = min([r.arrival_ns for r in self.queue], default=None)
+            earliest_ns = min([r.queued_ns for r in self.queue], default=None)
         num_decoding = sum([len(batch) for batch in self._lanes]) + len(self._idle)
-        num_running = self.num_running_for_pacing() - len(draft.admitted)
         return self.pacing.opens(
             Situation(draft.now_ns, earliest_ns, len(self.queue), num_running, num_decoding, len(draft.admitted))
         )
-
-    def num_running_for_pacing(self) -> int:
-        """How many run as far as the pacing rule knows."""
-        return len(self._running)
 
     def tokens_for(self, head: Request, draft: Draft) -> int:
         """Tokens that a waiting request would get: all that are known, or what the budget leaves of them. Pure."""
@@ -377,8 +391,10 @@ class GridPolicy(Policy):
 
     def is_hopeless(self, head: Request, num_tokens: int) -> bool:
         """Whether the engine gives up the head of the queue: it is too long. Pure."""
-        if head.num_tokens > self.config.prompt_limit:
-            return True
+        return head.num_tokens > self.config.prompt_limit or self.never_admitted(head)
+
+    def never_admitted(self, head: Request) -> bool:
+        """Whether the engine drops a request because the watermark will never admit it. Pure."""
         most = self.kv.usable_blocks - self._reservation.watermark_blocks
         return self.config.drops_what_never_fits and self._reservation.blocks(head) > most
 
@@ -408,7 +424,7 @@ class GridPolicy(Policy):
     def _seat(self, request: Request) -> None:
         """Put a request behind those who run."""
         last = next(reversed(self._running), None)
-        if last is not None and last.arrival_ns > request.arrival_ns:
+        if last is not None and last.queued_ns > request.queued_ns:
             self._is_sorted = False
         self._running[request] = None
 
@@ -430,7 +446,8 @@ class GridPolicy(Policy):
             return int(held)
         return max(held, blocks_for(request.num_computed_tokens + 1, self._block_size))
 
-    def _tokens_left(self, request: Request) -> int:
+    def tokens_left(self, request: Request) -> int:
+        """Tokens that a request which runs or is swapped out has to compute next, by itself: one when it decodes."""
         state: GridState = request.policy_state
         return 1 if state.is_decoding else state.num_to_prefill - request.num_computed_tokens
 
@@ -455,7 +472,7 @@ class GridPolicy(Policy):
         self._joined[state.lane].pop(request, None)
         state.lane = NEVER
 
-    def _leave_out(self, request: Request, draft: Draft) -> None:
+    def leave_out(self, request: Request, draft: Draft) -> None:
         """A request that could decode does not in this step; it keeps its place and its blocks."""
         state: GridState = request.policy_state
         if state.lane != NEVER:
@@ -612,4 +629,4 @@ class GridPolicy(Policy):
 
 
 def _arrival(request: Request) -> int:
-    return request.arrival_ns
+    return request.queued_ns
