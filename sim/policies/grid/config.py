@@ -69,6 +69,7 @@ class GridConfig:
     """Whether a victim can be admitted again in the step that preempts it."""
     num_stages: int = 1
     """Pipeline stages, each with a batch in flight."""
+    enable_prefix_caching: bool = False
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`."""
 

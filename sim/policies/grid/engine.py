@@ -128,9 +128,13 @@ class GridPolicy(Policy):
         """The request is over: its blocks are free, on the GPU and in host memory."""
         state: GridState = request.policy_state
         request.status = Status.OVER
-        self.kv.free(request)
+        self.release(request)
         self.free_cpu_blocks += state.num_cpu_blocks
         state.num_cpu_blocks = 0
+
+    def release(self, request: Request) -> None:
+        """Give back the blocks of a request that runs no more."""
+        self.kv.free(request)
 
     def requeue(self, victim: Request, draft: Draft) -> None:
         """A victim waits again: now, or when the step is planned."""
@@ -196,6 +200,7 @@ class GridPolicy(Policy):
             draft.left,
             draft.admitted,
             draft.preempted,
+            draft.chunks,
             [chunk.request.policy_state.epoch for chunk in chunks],
             draft.swapped_out,
             draft.swapped_in,
@@ -205,9 +210,11 @@ class GridPolicy(Policy):
         return step
 
     def _advance_chunk(self, request: Request, num_tokens: int) -> Chunk:
-        context = request.num_computed_tokens
-        request.num_computed_tokens += num_tokens
-        return Chunk(request, num_tokens, context, request.num_computed_tokens == request.policy_state.num_to_prefill)
+        state: GridState = request.policy_state
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        request.num_computed_tokens = end
+        first = max(start, min(state.num_cached, end - 1))
+        return Chunk(request, end - first, first, end == state.num_to_prefill)
 
     def _live_tokens(self) -> int:
         tokens = sum([r.num_computed_tokens for r in self._prefills]) if self._prefills else 0
@@ -234,6 +241,7 @@ class GridPolicy(Policy):
                 for request in growing:
                     self.kv.allocate(request, 1)
                 draft.num_new_blocks += len(growing)
+                self._publish(batch.at_context(self._block_size - 1))
                 draft.decodes = len(batch) > 0
                 draft.num_tokens += len(batch)
                 return
@@ -253,10 +261,14 @@ class GridPolicy(Policy):
         if blocks_for(self.context(request) + 1, self._block_size) > request.num_blocks:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
+        self._publish([request])
         self._join_lane(request, draft.lane)
         draft.decodes = True
         draft.num_tokens += 1
         return True
+
+    def _publish(self, requests: Iterable[Request]) -> None:
+        """These decode: with prefix caching, blocks that their next tokens fill are known from now on."""
 
     def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
         """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
@@ -290,6 +302,7 @@ class GridPolicy(Policy):
         """A piece of the request's prefill runs in this step."""
         draft.chunks.append((request, num_tokens))
         draft.num_tokens += num_tokens
+        request.policy_state.last_pass_ns = draft.now_ns
 
     def put_in_order(self, requests: Iterable[Request]) -> None:
         """Keep those who run in this order from now on."""
@@ -410,16 +423,21 @@ class GridPolicy(Policy):
 
     def _admit_one(self, head: Request, num_tokens: int, draft: Draft) -> None:
         self.queue.take(head, draft.now_ns)
-        num_blocks = self._reservation.blocks(head)
-        self.kv.allocate(head, num_blocks)
-        draft.num_new_blocks += num_blocks
         state: GridState = head.policy_state
+        num_used = self.kv.used_blocks
+        state.num_cached = self._hold(head)
+        draft.num_new_blocks += self.kv.used_blocks - num_used
         state.num_to_prefill = head.num_tokens
-        draft.admitted.append(Admission(head, 0, head.status is Status.PREEMPTED))
+        draft.admitted.append(Admission(head, state.num_cached, head.status is Status.PREEMPTED))
         head.status = Status.RUNNING
         self._seat(head)
         self._prefills[head] = None
         self.prefill(head, num_tokens, draft)
+
+    def _hold(self, head: Request) -> int:
+        """Take the blocks of an admission. Returns how many of its tokens are in them already."""
+        self.kv.allocate(head, self._reservation.blocks(head))
+        return 0
 
     def _seat(self, request: Request) -> None:
         """Put a request behind those who run."""
@@ -571,7 +589,7 @@ class GridPolicy(Policy):
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         assert isinstance(step, GridStep)
-        rows = [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
+        rows = list(step.rows)
         if step.shape.num_decode:
             late = {r for r in step.swapped_in if r.policy_state.is_decoding}
             members = [r for r in self._running if r.policy_state.lane == step.lane]
