@@ -95,7 +95,7 @@ class Policy(ABC):
     about: ClassVar[About] = About()
     max_in_flight: int = 1
     """Batches that may be planned before the oldest one's results are processed."""
-    follows_arrival_order: ClassVar[bool] = True
+    follows_arrival_order: bool = True
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""

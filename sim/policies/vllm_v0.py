@@ -137,7 +137,7 @@ class VllmV0(GridPolicy):
 
     def unseat(self, request: Request) -> None:
         state: GridState = request.policy_state
-        if state.lane != NEVER and request not in self._joined[state.lane]:
+        if state.lane != NEVER and request not in self.members.joined[state.lane]:
             state.last_pass_ns = self._last_decode_ns
         super().unseat(request)
 
@@ -153,7 +153,7 @@ class VllmV0(GridPolicy):
     def _publish(self, requests: Iterable[Request]) -> None:
         if self._cache is not None:
             for request in requests:
-                self._cache.publish(request, self.context(request) + 1)
+                self._cache.publish(request, self.members.context(request) + 1)
 
 
 def _refuse_contradictions(options: VllmV0Options) -> None:
@@ -188,11 +188,11 @@ class PriorityByForce(PrefillFirst):
     """When nothing was admitted, the head of the queue drives out those who run with a larger (priority, arrival)."""
 
     def before_decodes(self, engine: GridPolicy, draft: Draft) -> None:
-        engine.put_in_order(sorted(engine.running(), key=_rank))
+        engine.members.put_in_order(sorted(engine.members, key=_rank))
         head = engine.queue.head(draft.now_ns)
         if head is None:
             return
-        rest = engine.running()
+        rest = list(engine.members)
         while rest and _rank(rest[-1]) > _rank(head) and engine.obstacle(head, head.num_tokens, draft):
             victim = rest.pop()
             recompute(engine, victim, head, draft)
@@ -207,7 +207,7 @@ class QueueOrderWithinBudget(Composition):
     """Those who run take tokens in queue order while the budget lasts; who was left out stands first next time."""
 
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        rest = deque(engine.running())
+        rest = deque(engine.members)
         decodes: list[Request] = []
         prefills: list[Request] = []
         while rest:
@@ -224,7 +224,7 @@ class QueueOrderWithinBudget(Composition):
                 prefills.append(request)
         for request in rest:
             if request.policy_state.is_decoding:
-                engine.leave_out(request, draft)
+                engine.members.leave_out(request, draft)
         running_chunks, draft.chunks = draft.chunks, []
         if not draft.preempted:
             engine.swap_in(draft)
@@ -233,7 +233,7 @@ class QueueOrderWithinBudget(Composition):
         back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
-        engine.put_in_order([*rest, *back, *decodes, *prefills, *new])
+        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
 
 
 def _fills_its_blocks(engine: GridPolicy, request: Request) -> bool:
