@@ -108,6 +108,10 @@ class EngineStepsReplay(Replay):
         """When a request arrives: with its step, and after those before it in the file."""
         return row.arrival_step * self.ns_per_step + index
 
+    def _arrive(self, request: Request) -> None:
+        """A request reaches the engine; one that turns requests away overrides this."""
+        self.core.admit((), [request])
+
     # ------------------------------------------------------------------ the loop
 
     def lines(self) -> Iterator[Line]:
@@ -136,12 +140,13 @@ class EngineStepsReplay(Replay):
         while self._arriving and self.rows[self._arriving[0]].arrival_step <= step:
             request = self.requests[self._arriving.pop(0)]
             request.queued_ns = self.now_ns()
-            core.admit((), [request])
+            self._arrive(request)
         leaving = [index for index in self._leaving if self._leaves(index)]
         for index in leaving:
             del self._leaving[index]
         cancelled = core.admit([self.requests[index] for index in leaving], ())
         planned = core.plan(self.now_ns())
+        self._scheduled = [[r.id, num_tokens] for r, num_tokens in self.policy.batch(planned)]
         self._in_flight.append(planned)
         self._used_in_pass = self._used_kv()
         completed, finished = self._take_results(planned)
@@ -175,7 +180,7 @@ class EngineStepsReplay(Replay):
         return {
             "step": call.number,
             "kind": kinds[bool(shape.prefills), shape.num_decode > 0],
-            "scheduled": [[r.id, num_tokens] for r, num_tokens in self.policy.batch(planned)],
+            "scheduled": self._scheduled,
             "preempted": [p.victim.id for p in planned.preempted],
             "finished": [r.id for r in call.finished.finished],
             "running": [r.id for r in self.policy.running()],
