@@ -15,7 +15,7 @@ from sim.device import Device
 from sim.errors import InvariantError
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
-from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes
+from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
 
 MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
@@ -191,11 +191,21 @@ class Engine:
         _, start_ns, end_ns, host_ns = self._device.pop_oldest()
         if start_ns == end_ns:
             self._recorder.record_preemptions(step)
-            return bool(step.preempted)
+            self._end_dropped(step, end_ns)
+            return bool(step.preempted or step.dropped)
         self._recorder.record(step, start_ns, end_ns, host_ns, finished)
+        if step.dropped:
+            self._end_dropped(step, end_ns)
         if finished is not NOTHING_ENDED:
             self._tell_clients(finished)
         return True
+
+    def _end_dropped(self, step: Step, end_ns: int) -> None:
+        """Those whom the engine gave up learn of it with the step's results."""
+        for request in step.dropped:
+            if request.cancelled_ns == NEVER:
+                request.outcome = Outcome.REJECTED
+            self._end(request, end_ns)
 
     def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:

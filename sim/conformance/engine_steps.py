@@ -37,7 +37,11 @@ class Call(NamedTuple):
 
     number: int
     cancelled: list[Request]
+    running_before: list[Request]
+    """Who ran when the step was planned."""
     planned: Step
+    scheduled: list[tuple[Request, int]]
+    """The batch, in its order: request and tokens."""
     completed: Step | None
     """The step whose results were taken in; None when a pipeline is still being filled."""
     finished: Finished
@@ -139,18 +143,19 @@ class EngineStepsReplay(Replay):
         core, step = self.core, self._step
         while self._arriving and self.rows[self._arriving[0]].arrival_step <= step:
             request = self.requests[self._arriving.pop(0)]
-            request.queued_ns = self.now_ns()
+            request.queued_ns = request.arrival_ns
             self._arrive(request)
         leaving = [index for index in self._leaving if self._leaves(index)]
         for index in leaving:
             del self._leaving[index]
         cancelled = core.admit([self.requests[index] for index in leaving], ())
+        running_before = self.policy.running()
         planned = core.plan(self.now_ns())
-        self._scheduled = [[r.id, num_tokens] for r, num_tokens in self.policy.batch(planned)]
+        scheduled = self.policy.batch(planned)
         self._in_flight.append(planned)
         self._used_in_pass = self._used_kv()
         completed, finished = self._take_results(planned)
-        return Call(step, cancelled, planned, completed, finished)
+        return Call(step, cancelled, running_before, planned, scheduled, completed, finished)
 
     def _leaves(self, index: int) -> bool:
         cancel_step = self.rows[index].cancel_step
@@ -180,7 +185,7 @@ class EngineStepsReplay(Replay):
         return {
             "step": call.number,
             "kind": kinds[bool(shape.prefills), shape.num_decode > 0],
-            "scheduled": self._scheduled,
+            "scheduled": [[r.id, num_tokens] for r, num_tokens in call.scheduled],
             "preempted": [p.victim.id for p in planned.preempted],
             "finished": [r.id for r in call.finished.finished],
             "running": [r.id for r in self.policy.running()],

@@ -124,11 +124,11 @@ class VtcReplay(EngineStepsReplay):
         return call
 
     def _arrive(self, request: Request) -> None:
-        if self._door and self._door.refuses(request, request.queued_ns, self.policy):
+        if self._door and self._door.refuses(request, self.now_ns(), self.policy):
             self._rejected.append(request)
             return
         if self._door:
-            self._door.let_in(request, request.queued_ns)
+            self._door.let_in(request, self.now_ns())
         super()._arrive(request)
 
     def _used_tokens(self) -> int:

@@ -70,7 +70,9 @@ class EngineLimits:
     num_gpu_blocks: int
     """Blocks of the pool, counting a null block where the policy has one."""
     class_names: tuple[str, ...] = ()
-    """The request classes of the traffic; a request's `class_index` points into them."""
+    """Names of the traffic's request classes, by `request.class_index`."""
+    block_bytes: int = 0
+    """KV of one block on one GPU; 0 where no model is known."""
 
 
 class About(NamedTuple):
@@ -99,6 +101,8 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    longest_overrun: int = 0
+    """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
 
     @classmethod
     @abstractmethod
@@ -200,6 +204,12 @@ POLICIES: Registry[Policy] = Registry(
     "sim.policies.base:Policy",
     {
         "vllm-v1": "sim.policies.vllm_v1:VllmV1",
+        "vllm-v0": "sim.policies.vllm_v0:VllmV0",
+        "sarathi": "sim.policies.sarathi:Sarathi",
+        "sarathi-vllm": "sim.policies.sarathi:SarathiVllm",
+        "sarathi-orca": "sim.policies.sarathi:SarathiOrca",
+        "sarathi-faster-transformer": "sim.policies.sarathi:SarathiFasterTransformer",
+        "sarathi-simple-chunking": "sim.policies.sarathi:SarathiSimpleChunking",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
         "vtc": "sim.policies.vtc:Vtc",

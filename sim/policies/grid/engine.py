@@ -1,0 +1,632 @@
+"""The engine that all presets of the grid share: its phases, and the state that they change.
+
+A waiting request is admitted with KV for what its engine reserves, prefills in one or more steps, and then
+decodes one token in each step that decodes. Those who decode are kept as a `RunningBatch`, so that a step in
+which blocks suffice costs what it changes; where they might not, those who run are visited one by one, in
+their order, as the engines themselves do. Which phases a step has is the composition's matter.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import ClassVar, Self
+
+from sim.batch import RunningBatch
+from sim.errors import InvariantError
+from sim.kv.base import blocks_for
+from sim.kv.counted import CountedCache
+from sim.policies.base import EngineLimits, EngineOptions, Policy
+from sim.policies.grid.composition import Composition
+from sim.policies.grid.config import GridConfig, GridOptions
+from sim.policies.grid.draft import Draft, GridState, GridStep
+from sim.policies.grid.pacing import PACINGS, Situation
+from sim.policies.grid.pressure import recompute, relieve
+from sim.policies.grid.reservation import Reservation
+from sim.queues.base import QUEUE_ORDERS
+from sim.request import NEVER, Request, Status
+from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Step, StepShape
+
+
+class GridPolicy(Policy):
+    """One point of the grid. A preset is a subclass that resolves its options to a config and a composition."""
+
+    Options: ClassVar[type[EngineOptions]] = GridOptions
+
+    def __init__(self, config: GridConfig, composition: Composition) -> None:
+        limits, num_stages = config.limits, config.num_stages
+        self.config = config
+        self.composition = composition
+        self.pressure = config.pressure
+        self.max_in_flight = self.num_stages = num_stages
+        self.kv = self._build_kv()
+        self.num_cpu_blocks = self.free_cpu_blocks = config.num_cpu_blocks
+        self._block_size = limits.block_size
+        self._reservation = Reservation(
+            config.reservation,
+            limits.block_size,
+            limits.max_model_len,
+            config.watermark_blocks,
+            config.needs_free_block and config.pressure != "pause",
+        )
+        self.queue = QUEUE_ORDERS.load(config.queue_order.kind).build(config.queue_order, limits.class_names)
+        self.follows_arrival_order = self.queue.is_arrival_order
+        self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
+        self._running: dict[Request, None] = {}
+        """In the engine's order."""
+        self._is_sorted = True
+        self._prefills: dict[Request, None] = {}
+        """Those who run and are not through their prefill, in the order of `_running`."""
+        self._idle: dict[Request, None] = {}
+        """Those who are through it and were left out of the last step that could have had them."""
+        self._swapped: deque[Request] = deque()
+        self._lanes = [RunningBatch(limits.block_size) for _ in range(num_stages)]
+        self._joined: list[dict[Request, None]] = [{} for _ in range(num_stages)]
+        """Those of each lane whose first decode is in its next step."""
+        self._in_flight: deque[GridStep] = deque()
+        self._num_executed = 0
+
+    @classmethod
+    def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
+        assert isinstance(options, GridOptions)
+        return cls.preset(options, limits)
+
+    @classmethod
+    @abstractmethod
+    def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
+        """The engine that these options describe. Raises ScenarioError for options that contradict each other."""
+
+    def _build_kv(self) -> CountedCache:
+        return CountedCache(self.config.limits.num_gpu_blocks, self.config.limits.block_size)
+
+    # ------------------------------------------------------------------ the door, the queue, the exit
+
+    def longest_answer(self, request: Request) -> int:
+        """Tokens after which the engine ends the answer, whatever the model says. Pure."""
+        room = self.config.limits.max_model_len + self.config.longest_overrun - request.prompt_tokens
+        return min(request.max_tokens, room)
+
+    def never_fits(self, request: Request) -> str | None:
+        limit, longest_answer = self.config.prompt_limit, self.longest_answer(request)
+        if not 1 <= request.prompt_tokens <= limit:
+            return f"its prompt of {request.prompt_tokens} tokens is not between 1 and {limit}"
+        if longest_answer < 1:
+            return f"its prompt leaves no room for an answer within {self.config.limits.max_model_len} tokens"
+        return self._reservation.never_fits(request, longest_answer, self.kv.usable_blocks)
+
+    def add(self, request: Request) -> None:
+        request.status = Status.WAITING
+        request.num_target_tokens = min(request.output_tokens, self.longest_answer(request))
+        request.policy_state = GridState()
+        self.queue.add(request, request.queued_ns)
+
+    def cancel(self, request: Request) -> bool:
+        state: GridState = request.policy_state
+        if request in self._running:
+            self.unseat(request)
+        elif state.num_cpu_blocks:
+            self._swapped.remove(request)
+        else:
+            self.queue.remove(request)
+        self.end(request)
+        return True
+
+    def unseat(self, request: Request) -> None:
+        """Take a request out of those that run and bring its counters up to date. Its blocks stay its own."""
+        state: GridState = request.policy_state
+        del self._running[request]
+        self._prefills.pop(request, None)
+        self._idle.pop(request, None)
+        num_forgotten = self._forget_results(request) if self.num_stages > 1 else 0
+        if state.lane != NEVER:
+            self._leave_lane(request)
+        request.num_computed_tokens -= num_forgotten
+        request.num_output_tokens -= num_forgotten
+
+    def end(self, request: Request) -> None:
+        """The request is over: its blocks are free, on the GPU and in host memory."""
+        state: GridState = request.policy_state
+        request.status = Status.OVER
+        self.kv.free(request)
+        self.free_cpu_blocks += state.num_cpu_blocks
+        state.num_cpu_blocks = 0
+
+    def requeue(self, victim: Request, draft: Draft) -> None:
+        """A victim waits again: now, or when the step is planned."""
+        if self.config.requeues_at_once:
+            self.queue.put_back(victim, draft.now_ns)
+        else:
+            draft.to_requeue.append(victim)
+
+    # ------------------------------------------------------------------ the step
+
+    def plan(self, now_ns: int) -> GridStep:
+        lane = self._num_executed % self.num_stages
+        draft = Draft(now_ns, lane)
+        if self.num_stages > 1:
+            self._gather(lane)
+        self.composition.fill(self, draft)
+        while draft.paused and not (draft.chunks or draft.decodes or self._in_flight):
+            recompute(self, next(reversed(self._running)), draft.paused[0], draft)
+            draft.paused.clear()
+            self.decode(draft)
+        for victim, _, _ in draft.preempted:
+            victim.policy_state.stale_tokens = NEVER
+        for victim in draft.to_requeue:
+            self.queue.put_back(victim, now_ns)
+        self._swapped.extend(draft.swapped_out)
+        return self._finish(draft)
+
+    def _finish(self, draft: Draft) -> GridStep:
+        """Advance everybody's counters to what they will be when the step has run, and describe it."""
+        batch, joined = self._lanes[draft.lane], self._joined[draft.lane]
+        num_decode = len(batch) if draft.decodes else 0
+        context_sum, context_sum_sq, context_max = batch.context_sums() if num_decode else (0, 0, 0)
+        if num_decode:
+            self._joined[draft.lane] = {}
+            batch.advance()
+        chunks = [self._advance_chunk(request, num_tokens) for request, num_tokens in draft.chunks]
+        if num_decode or chunks:
+            self._num_executed += 1
+        self.pacing.planned(len(draft.admitted), len(self.queue))
+        shape = StepShape(
+            num_decode,
+            context_sum,
+            context_sum_sq,
+            context_max,
+            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
+            num_decode + sum([chunk.is_last for chunk in chunks]),
+            0,
+            draft.num_swapped_blocks,
+            len(draft.admitted),
+        )
+        step = GridStep(
+            shape,
+            len(self._running),
+            self.num_waiting,
+            self.kv.used_blocks,
+            draft.num_new_blocks,
+            self._live_tokens(),
+            draft.blocked_by if self.num_waiting else BlockedBy.NOTHING,
+            batch.tick,
+            draft.lane,
+            chunks,
+            list(joined) if num_decode else (),
+            draft.left,
+            draft.admitted,
+            draft.preempted,
+            [chunk.request.policy_state.epoch for chunk in chunks],
+            draft.swapped_out,
+            draft.swapped_in,
+            dropped=draft.dropped,
+        )
+        self._in_flight.append(step)
+        return step
+
+    def _advance_chunk(self, request: Request, num_tokens: int) -> Chunk:
+        context = request.num_computed_tokens
+        request.num_computed_tokens += num_tokens
+        return Chunk(request, num_tokens, context, request.num_computed_tokens == request.policy_state.num_to_prefill)
+
+    def _live_tokens(self) -> int:
+        tokens = sum([r.num_computed_tokens for r in self._prefills]) if self._prefills else 0
+        if self._idle:
+            tokens += sum([r.num_computed_tokens for r in self._idle])
+        return tokens + sum([batch.context_sum for batch in self._lanes])
+
+    # ------------------------------------------------------------------ phases
+
+    def order_running(self) -> None:
+        """Put those who run in order of arrival, if the engine does that. Equal arrivals keep their order."""
+        if self._is_sorted or not self.config.sorts_running:
+            return
+        self._running = dict.fromkeys(sorted(self._running, key=_arrival))
+        self._prefills = dict.fromkeys(sorted(self._prefills, key=_arrival))
+        self._is_sorted = True
+
+    def decode(self, draft: Draft) -> None:
+        """Everybody who can decode does. Where blocks are short, victims make room, last ones first."""
+        batch = self._lanes[draft.lane]
+        if not self._idle and self.num_stages == 1:
+            growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
+            if len(growing) + self._reservation.needs_free_block <= self.kv.free_blocks or not batch:
+                for request in growing:
+                    self.kv.allocate(request, 1)
+                draft.num_new_blocks += len(growing)
+                draft.decodes = len(batch) > 0
+                draft.num_tokens += len(batch)
+                return
+        self._decode_one_by_one(draft)
+
+    def _decode_one_by_one(self, draft: Draft) -> None:
+        rest = deque(self._running)
+        while rest:
+            request = rest.popleft()
+            if request.policy_state.is_decoding and not self._is_in_flight(request):
+                self.decode_one(request, rest, draft)
+
+    def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
+        """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
+        if not self.make_room(request, rest, draft):
+            return False
+        if blocks_for(self.context(request) + 1, self._block_size) > request.num_blocks:
+            self.kv.allocate(request, 1)
+            draft.num_new_blocks += 1
+        self._join_lane(request, draft.lane)
+        draft.decodes = True
+        draft.num_tokens += 1
+        return True
+
+    def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
+        """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
+        while not self._has_slot(request):
+            if self.pressure == "pause":
+                self.leave_out(request, draft)
+                draft.paused.append(request)
+                return False
+            victim = rest.pop() if rest else request
+            relieve(self, victim, request, draft)
+            if victim is request:
+                return False
+        return True
+
+    def _has_slot(self, request: Request) -> bool:
+        if self._reservation.needs_free_block:
+            return self.kv.free_blocks > 0
+        return self.kv.free_blocks > 0 or self.context(request) < request.num_blocks * self._block_size
+
+    def continue_prefills(self, draft: Draft) -> None:
+        """Those who run and are not through their prefill get what is left of the budget, in their order."""
+        waiting_for_more = [r for r in self._prefills if not self._is_in_flight(r)]
+        for request in waiting_for_more:
+            left = request.policy_state.num_to_prefill - request.num_computed_tokens
+            num_tokens = min(left, self.budget_left(draft, request.num_computed_tokens))
+            if num_tokens > 0:
+                self.prefill(request, num_tokens, draft)
+        self._move_to_end(waiting_for_more)
+
+    def prefill(self, request: Request, num_tokens: int, draft: Draft) -> None:
+        """A piece of the request's prefill runs in this step."""
+        draft.chunks.append((request, num_tokens))
+        draft.num_tokens += num_tokens
+
+    def put_in_order(self, requests: Iterable[Request]) -> None:
+        """Keep those who run in this order from now on."""
+        self._running = dict.fromkeys(requests)
+        self._prefills = {r: None for r in self._running if r in self._prefills}
+
+    def _move_to_end(self, requests: Iterable[Request]) -> None:
+        """Those who prefill stand behind those who decode."""
+        for request in requests:
+            del self._running[request]
+            self._seat(request)
+
+    def swap_in(self, draft: Draft) -> None:
+        """Bring back those who are swapped out, first come first served, while they fit."""
+        while self._swapped:
+            request = self._swapped[0]
+            touched = self.touched_blocks(request)
+            if touched > self.kv.usable_blocks:
+                self._swapped.popleft()
+                self._drop(request, draft)
+                continue
+            num_tokens = self.tokens_left(request)
+            if self.kv.free_blocks - touched < self._reservation.watermark_blocks:
+                draft.blocked_by = BlockedBy.KV
+            elif num_tokens > self.budget_left(draft, request.num_computed_tokens):
+                draft.blocked_by = BlockedBy.BUDGET
+            elif len(self._running) >= self.config.max_num_seqs:
+                draft.blocked_by = BlockedBy.SLOTS
+            else:
+                self._swapped.popleft()
+                self._bring_back(request, num_tokens, draft)
+                continue
+            return
+
+    def _bring_back(self, request: Request, num_tokens: int, draft: Draft) -> None:
+        state: GridState = request.policy_state
+        draft.swapped_in.append(request)
+        draft.num_swapped_blocks += state.num_cpu_blocks
+        num_blocks = self.touched_blocks(request)
+        self.kv.allocate(request, num_blocks)
+        draft.num_new_blocks += num_blocks
+        self.free_cpu_blocks += state.num_cpu_blocks
+        state.num_cpu_blocks = 0
+        request.status = Status.RUNNING
+        self._seat(request)
+        if state.is_decoding:
+            self._join_lane(request, draft.lane)
+            draft.decodes = True
+            draft.num_tokens += 1
+        else:
+            self._prefills[request] = None
+            self.prefill(request, num_tokens, draft)
+
+    def admit(self, draft: Draft, num_running: int | None = None) -> None:
+        """Bring in waiting requests, from the head, until one does not fit or its time has not come.
+
+        `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
+        """
+        if num_running is None:
+            num_running = len(self._running)
+        while True:
+            if not self._pacing_opens(num_running, draft):
+                draft.blocked_by = BlockedBy.ADMISSION
+                return
+            head = self.queue.head(draft.now_ns)
+            if head is None:
+                return
+            num_tokens = self.tokens_for(head, draft)
+            if self.is_hopeless(head, num_tokens):
+                self.queue.remove(head)
+                self._drop(head, draft)
+                continue
+            draft.blocked_by = self.obstacle(head, num_tokens, draft)
+            if draft.blocked_by is not BlockedBy.NOTHING:
+                return
+            self._admit_one(head, num_tokens, draft)
+
+    def _pacing_opens(self, num_running: int, draft: Draft) -> bool:
+        earliest_ns = None
+        if self.pacing.reads_clock:
+            earliest_ns = min([r.queued_ns for r in self.queue], default=None)
+        num_decoding = sum([len(batch) for batch in self._lanes]) + len(self._idle)
+        return self.pacing.opens(
+            Situation(draft.now_ns, earliest_ns, len(self.queue), num_running, num_decoding, len(draft.admitted))
+        )
+
+    def tokens_for(self, head: Request, draft: Draft) -> int:
+        """Tokens that a waiting request would get: all that are known, or what the budget leaves of them. Pure."""
+        state: GridState = head.policy_state
+        is_stale = state.stale_tokens != NEVER
+        left = state.num_to_prefill - state.stale_tokens if is_stale else head.num_tokens
+        if not self.config.chunked:
+            return left
+        return min(left, self.budget_left(draft, state.stale_tokens if is_stale else 0))
+
+    def budget_left(self, draft: Draft, num_done: int) -> int:
+        """Tokens that a prefill of which `num_done` are done may still get in this step. Pure."""
+        return self.config.token_budget - draft.num_tokens
+
+    def is_hopeless(self, head: Request, num_tokens: int) -> bool:
+        """Whether the engine gives up the head of the queue: it is too long. Pure."""
+        return head.num_tokens > self.config.prompt_limit or self.never_admitted(head)
+
+    def never_admitted(self, head: Request) -> bool:
+        """Whether the engine drops a request because the watermark will never admit it. Pure."""
+        most = self.kv.usable_blocks - self._reservation.watermark_blocks
+        return self.config.drops_what_never_fits and self._reservation.blocks(head) > most
+
+    def obstacle(self, head: Request, num_tokens: int, draft: Draft) -> BlockedBy:
+        """What keeps the head of the queue out of this step. Pure."""
+        if self._reservation.blocks(head) > self.kv.free_blocks - self._reservation.watermark_blocks:
+            return BlockedBy.KV
+        if len(self._running) >= self.config.max_num_seqs:
+            return BlockedBy.SLOTS
+        if not 0 < num_tokens <= self.budget_left(draft, 0):
+            return BlockedBy.BUDGET
+        return BlockedBy.NOTHING
+
+    def _admit_one(self, head: Request, num_tokens: int, draft: Draft) -> None:
+        self.queue.take(head, draft.now_ns)
+        num_blocks = self._reservation.blocks(head)
+        self.kv.allocate(head, num_blocks)
+        draft.num_new_blocks += num_blocks
+        state: GridState = head.policy_state
+        state.num_to_prefill = head.num_tokens
+        draft.admitted.append(Admission(head, 0, head.status is Status.PREEMPTED))
+        head.status = Status.RUNNING
+        self._seat(head)
+        self._prefills[head] = None
+        self.prefill(head, num_tokens, draft)
+
+    def _seat(self, request: Request) -> None:
+        """Put a request behind those who run."""
+        last = next(reversed(self._running), None)
+        if last is not None and last.queued_ns > request.queued_ns:
+            self._is_sorted = False
+        self._running[request] = None
+
+    def _drop(self, request: Request, draft: Draft) -> None:
+        draft.dropped.append(request)
+        self.end(request)
+
+    # ------------------------------------------------------------------ decodes and their lanes
+
+    def context(self, request: Request) -> int:
+        """Tokens of the request that are in KV, passes in flight included."""
+        lane = request.policy_state.lane
+        return request.num_computed_tokens if lane == NEVER else self._lanes[lane].context(request)
+
+    def touched_blocks(self, request: Request) -> int:
+        """Blocks that a swapped request needs to go on: those of its tokens and of the next one."""
+        held = request.num_blocks or request.policy_state.num_cpu_blocks
+        if not request.policy_state.is_decoding:
+            return int(held)
+        return max(held, blocks_for(request.num_computed_tokens + 1, self._block_size))
+
+    def tokens_left(self, request: Request) -> int:
+        """Tokens that a request which runs or is swapped out has to compute next, by itself: one when it decodes."""
+        state: GridState = request.policy_state
+        return 1 if state.is_decoding else state.num_to_prefill - request.num_computed_tokens
+
+    def _join_lane(self, request: Request, lane: int) -> None:
+        state: GridState = request.policy_state
+        if state.lane == lane:
+            return
+        if state.lane != NEVER:
+            self._leave_lane(request)
+        self._idle.pop(request, None)
+        state.lane = lane
+        num_received = request.num_output_tokens
+        until = request.num_target_tokens
+        if num_received < request.cancel_after_tokens < until:
+            until = request.cancel_after_tokens
+        self._lanes[lane].join(request, until - num_received)
+        self._joined[lane][request] = None
+
+    def _leave_lane(self, request: Request) -> None:
+        state: GridState = request.policy_state
+        self._lanes[state.lane].leave(request)
+        self._joined[state.lane].pop(request, None)
+        state.lane = NEVER
+
+    def leave_out(self, request: Request, draft: Draft) -> None:
+        """A request that could decode does not in this step; it keeps its place and its blocks."""
+        state: GridState = request.policy_state
+        if state.lane != NEVER:
+            if request not in self._joined[state.lane]:
+                draft.left.append(request)
+            self._leave_lane(request)
+        self._idle[request] = None
+
+    def _gather(self, lane: int) -> None:
+        """Pipeline: those whose batch is back decode in the lane at hand."""
+        in_flight = {step.lane for step in self._in_flight if step.shape.num_decode}
+        for other, batch in enumerate(self._lanes):
+            if other != lane and other not in in_flight:
+                for request in list(batch):
+                    self._join_lane(request, lane)
+
+    def _is_in_flight(self, request: Request) -> bool:
+        """Pipeline: whether a pass of the request is not back yet."""
+        if self.num_stages == 1:
+            return False
+        lane = request.policy_state.lane
+        for step in self._in_flight:
+            if (step.lane == lane and step.shape.num_decode) or any(chunk.request is request for chunk in step.chunks):
+                return True
+        return False
+
+    def _forget_results(self, request: Request) -> int:
+        """Pipeline: what is in flight for a victim yields no token. Returns the decodes (0 or 1) among it."""
+        num_decodes, lane = 0, request.policy_state.lane
+        for step in self._in_flight:
+            step.chunks = [
+                chunk._replace(is_last=False) if chunk.request is request else chunk for chunk in step.chunks
+            ]
+            if not step.shape.num_decode or step.lane != lane:
+                continue
+            num_decodes += 1
+            if request in step.joined:
+                step.joined = [other for other in step.joined if other is not request]
+            else:
+                step.left = [*step.left, request]
+        return num_decodes
+
+    # ------------------------------------------------------------------ results
+
+    def update(self, step: Step) -> Finished:
+        if not self._in_flight or self._in_flight[0] is not step:
+            raise InvariantError("the results of a step come out of turn")
+        planned = self._in_flight.popleft()
+        if step.is_empty:
+            return NOTHING_ENDED
+        finished: list[Request] = []
+        departed: list[Request] = []
+        for chunk, epoch in zip(planned.chunks, planned.epochs, strict=True):
+            if chunk.is_last and chunk.request.status is Status.RUNNING and chunk.request.policy_state.epoch == epoch:
+                self._end_prefill(chunk.request, step.lane, finished, departed)
+        if step.shape.num_decode:
+            self._take_in_decodes(step, finished, departed)
+        for request in finished:
+            self.unseat(request)
+            self.end(request)
+        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
+
+    def _end_prefill(
+        self, request: Request, lane: int, finished: list[Request], departed: list[Request]
+    ) -> None:
+        """The prefill yields a token; from the next step on the request decodes."""
+        state: GridState = request.policy_state
+        state.is_decoding = True
+        del self._prefills[request]
+        request.num_output_tokens += 1
+        if request.num_output_tokens == request.num_target_tokens:
+            finished.append(request)
+            return
+        if request.num_output_tokens == request.cancel_after_tokens:
+            departed.append(request)
+        self._join_lane(request, lane)
+
+    def _take_in_decodes(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
+        batch = self._lanes[step.lane]
+        due = batch.due.pop_tick(step.tick)
+        if len(due) > 1:
+            due = self._in_running_order(due)
+        for request in due:
+            num_received = request.num_output_tokens + step.tick - request.joined_tick
+            if num_received < request.num_target_tokens:
+                departed.append(request)
+                batch.postpone(request, request.num_target_tokens - num_received)
+            else:
+                finished.append(request)
+
+    def _in_running_order(self, requests: Iterable[Request]) -> list[Request]:
+        wanted = set(requests)
+        return [request for request in self._running if request in wanted]
+
+    # ------------------------------------------------------------------ for drivers, logs and tests
+
+    def batch(self, step: Step) -> list[tuple[Request, int]]:
+        assert isinstance(step, GridStep)
+        rows = [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
+        if step.shape.num_decode:
+            late = {r for r in step.swapped_in if r.policy_state.is_decoding}
+            members = [r for r in self._running if r.policy_state.lane == step.lane]
+            rows += [(r, 1) for r in members if r not in late] + [(r, 1) for r in step.swapped_in if r in late]
+        return rows
+
+    def running(self) -> list[Request]:
+        return list(self._running)
+
+    def waiting(self) -> list[Request]:
+        return list(self.queue)
+
+    def swapped(self) -> list[Request]:
+        """Requests whose KV is in host memory, in the order in which they come back."""
+        return list(self._swapped)
+
+    @property
+    def has_running(self) -> bool:
+        """Whether anybody runs."""
+        return bool(self._running)
+
+    @property
+    def num_swapped(self) -> int:
+        """How many are swapped out."""
+        return len(self._swapped)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running) + len(self.queue) + len(self._swapped)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those who wait, swapped out ones included."""
+        return len(self.queue) + len(self._swapped)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.kv.free_blocks
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.kv.usable_blocks
+
+    def check_integrity(self) -> None:
+        held = sum(r.num_blocks for r in self._running)
+        if held != self.kv.used_blocks:
+            raise InvariantError(f"running requests hold {held} blocks, the pool misses {self.kv.used_blocks}")
+        if any(r.num_blocks for r in self.queue) or any(r.num_blocks for r in self._swapped):
+            raise InvariantError("a waiting request holds KV blocks")
+        if len(self._running) > self.config.max_num_seqs:
+            raise InvariantError(f"{len(self._running)} requests run, {self.config.max_num_seqs} may")
+        in_host_memory = sum(r.policy_state.num_cpu_blocks for r in self._swapped)
+        if in_host_memory != self.num_cpu_blocks - self.free_cpu_blocks:
+            raise InvariantError(f"swapped requests hold {in_host_memory} blocks of host memory")
+
+
+def _arrival(request: Request) -> int:
+    return request.queued_ns
