@@ -535,9 +535,7 @@ class GridPolicy(Policy):
             self.end(request)
         return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
-    def _end_prefill(
-        self, request: Request, lane: int, finished: list[Request], departed: list[Request]
-    ) -> None:
+    def _end_prefill(self, request: Request, lane: int, finished: list[Request], departed: list[Request]) -> None:
         """The prefill yields a token; from the next step on the request decodes."""
         state: GridState = request.policy_state
         state.is_decoding = True
