@@ -112,6 +112,10 @@ class EngineStepsReplay(Replay):
         """When a request arrives: with its step, and after those before it in the file."""
         return row.arrival_step * self.ns_per_step + index
 
+    def _arrive(self, request: Request) -> None:
+        """A request reaches the engine; one that turns requests away overrides this."""
+        self.core.admit((), [request])
+
     # ------------------------------------------------------------------ the loop
 
     def lines(self) -> Iterator[Line]:
@@ -140,7 +144,7 @@ class EngineStepsReplay(Replay):
         while self._arriving and self.rows[self._arriving[0]].arrival_step <= step:
             request = self.requests[self._arriving.pop(0)]
             request.queued_ns = request.arrival_ns
-            core.admit((), [request])
+            self._arrive(request)
         leaving = [index for index in self._leaving if self._leaves(index)]
         for index in leaving:
             del self._leaving[index]

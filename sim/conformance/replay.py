@@ -104,6 +104,8 @@ REPLAYS: Registry[Replay] = Registry(
     "sim.conformance.replay:Replay",
     {
         "vllm": "sim.conformance.vllm_v1:VllmV1Replay",
+        "vtc": "sim.conformance.vtc:VtcReplay",
+        "fastserve": "sim.conformance.fastserve:FastServeReplay",
         "vllm_v0": "sim.conformance.vllm_v0:VllmV0Replay",
         "sarathi": "sim.conformance.sarathi:SarathiReplay",
     },

@@ -97,6 +97,8 @@ class Policy(ABC):
     """Batches that may be planned before the oldest one's results are processed."""
     follows_arrival_order: bool = True
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
+    reads_clock: bool = False
+    """Whether decisions depend on how long steps take: cheaper steps may then end later (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
@@ -212,5 +214,7 @@ POLICIES: Registry[Policy] = Registry(
         "sarathi-simple-chunking": "sim.policies.sarathi:SarathiSimpleChunking",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
+        "vtc": "sim.policies.vtc:Vtc",
+        "fastserve": "sim.policies.fastserve:FastServe",
     },
 )

@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
+from sim.errors import ScenarioError
 from sim.options import Options
 from sim.registry import Registry
 from sim.request import Request
@@ -50,7 +51,7 @@ class QueueOrder(ABC):
 
     @abstractmethod
     def head(self, now_ns: int) -> Request | None:
-        """Who is next, None when nobody waits. Changes nothing that a caller could see."""
+        """Who is next, None when nobody waits; the same until somebody comes, goes or is served, or time passes."""
 
     @abstractmethod
     def take(self, request: Request, now_ns: int) -> None:
@@ -68,20 +69,26 @@ class QueueOrder(ABC):
     def __iter__(self) -> Iterator[Request]:
         """In the order in which they would be served if nothing else happened. O(n log n), for logs and tests."""
 
-    def start_decoding(self, request: Request) -> None:  # noqa: B027  # most orders charge nobody
-        """An admitted request gets a token in every tick from the next one on. Mutates the accounts."""
+    def begin_admission(self, now_ns: int) -> None:  # noqa: B027  # most orders have nothing to prepare
+        """The policy is about to admit from the head until one does not fit. Mutates the accounts."""
+
+    def refused(self, request: Request) -> None:  # noqa: B027  # most orders try the same head again
+        """The head did not fit, which ends the admission that was begun. Mutates the accounts."""
+
+    def start_decoding(self, request: Request, next_output: int) -> None:  # noqa: B027  # most orders charge nobody
+        """From the next tick on an admitted request gets an output token per tick, `next_output` (1: first) onwards."""
 
     def stop_decoding(self, request: Request) -> None:  # noqa: B027  # most orders charge nobody
         """It does so no longer: it ended or was preempted. Mutates the accounts."""
 
     def advance(self, num_ticks: int = 1) -> None:  # noqa: B027  # most orders charge nobody
-        """So many ticks: everybody who decodes got as many tokens. O(1)."""
+        """So many ticks: everybody who decodes got as many tokens. O(1) wherever all tokens cost the same."""
 
-    def served(self, request: Request, num_tokens: int = 1) -> None:  # noqa: B027  # most orders charge nobody
-        """An admitted request got tokens outside the ticks: those that its prefill yields. Mutates the accounts."""
+    def served(self, request: Request, output: int) -> None:  # noqa: B027  # most orders charge nobody
+        """An admitted request got its output token number `output` outside the ticks, as prefills yield it."""
 
-    def released(self, request: Request) -> None:  # noqa: B027  # most orders charge nobody
-        """A request that was admitted is over, and does not decode any more. Mutates the accounts."""
+    def released(self, request: Request, num_outputs: int) -> None:  # noqa: B027  # most orders charge nobody
+        """An admitted request, which does not decode any more, is over with so many outputs."""
 
     def next_change_ns(self, now_ns: int) -> int | None:
         """When the head may change although nobody comes, goes or is served; None: never. Pure."""
@@ -94,5 +101,22 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
     {
         "fcfs": "sim.queues.fcfs:Fcfs",
         "priority": "sim.queues.priority:Priority",
+        "vtc": "sim.queues.vtc:Vtc",
+        "vtc_fair": "sim.queues.vtc:VtcFair",
+        "lcf_fair": "sim.queues.vtc:LcfFair",
+        "vtc_max_fair": "sim.queues.vtc:VtcMaxFair",
+        "vtc_oracle": "sim.queues.vtc_foresight:VtcOracle",
+        "vtc_len_predict": "sim.queues.vtc_foresight:VtcLenPredict",
+        "mdrr_fair": "sim.queues.mdrr:MdrrFair",
     },
 )
+
+
+def build_order(options: QueueOrderOptions, class_names: Sequence[str]) -> QueueOrder:
+    """The queue of an engine whose `queue_order` says `options`. Raises ScenarioError at `engine.queue_order`."""
+    order = QUEUE_ORDERS.load(options.kind, allow_imports=True)
+    try:
+        return order.build(options, class_names)
+    except ScenarioError as error:
+        place = f"engine.queue_order.{error.place}"
+        raise ScenarioError(place, error.found, valid=error.valid, remedy=error.remedy) from error

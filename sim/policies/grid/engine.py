@@ -24,7 +24,7 @@ from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import recompute, relieve
 from sim.policies.grid.reservation import Reservation
-from sim.queues.base import QUEUE_ORDERS
+from sim.queues.base import build_order
 from sim.request import NEVER, Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Step, StepShape
 
@@ -50,11 +50,11 @@ class GridPolicy(Policy):
             config.watermark_blocks,
             config.needs_free_block and config.pressure != "pause",
         )
-        self.queue = QUEUE_ORDERS.load(config.queue_order.kind).build(config.queue_order, limits.class_names)
+        self.queue = build_order(config.queue_order, limits.class_names)
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self._swapped: deque[Request] = deque()
-        self.members = Members(limits.block_size, num_stages, keeps_arrival_order=config.sorts_running)
+        self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
         self._num_executed = 0
         self._planned_ns = 0
 
@@ -110,6 +110,8 @@ class GridPolicy(Policy):
     def end(self, request: Request) -> None:
         """The request is over: its blocks are free, on the GPU and in host memory."""
         state: GridState = request.policy_state
+        if request.status is Status.RUNNING or state.num_cpu_blocks:
+            self.queue.released(request, request.num_output_tokens)
         request.status = Status.OVER
         self.release(request)
         self.free_cpu_blocks += state.num_cpu_blocks
@@ -153,7 +155,7 @@ class GridPolicy(Policy):
         context_sum, context_sum_sq, context_max = batch.context_sums() if num_decode else (0, 0, 0)
         if num_decode:
             self.members.joined[draft.lane] = {}
-            batch.advance()
+            self.members.advance(draft.lane)
         chunks = [self._advance_chunk(request, num_tokens) for request, num_tokens in draft.chunks]
         if num_decode or chunks:
             self._num_executed += 1
@@ -281,25 +283,27 @@ class GridPolicy(Policy):
         """Bring back those who are swapped out, first come first served, while they fit."""
         while self._swapped:
             request = self._swapped[0]
-            touched = self.touched_blocks(request)
-            if touched > self.kv.usable_blocks:
+            if self.touched_blocks(request) > self.kv.usable_blocks:
                 self._swapped.popleft()
                 self._drop(request, draft)
                 continue
-            num_tokens = self.tokens_left(request)
-            if self.kv.free_blocks - touched < self._reservation.watermark_blocks:
-                draft.blocked_by = BlockedBy.KV
-            elif num_tokens > self.budget_left(draft, request.num_computed_tokens):
-                draft.blocked_by = BlockedBy.BUDGET
-            elif len(self.members) >= self.config.max_num_seqs:
-                draft.blocked_by = BlockedBy.SLOTS
-            else:
-                self._swapped.popleft()
-                self._bring_back(request, num_tokens, draft)
-                continue
-            return
+            draft.blocked_by = self.obstacle_to_return(request, draft)
+            if draft.blocked_by is not BlockedBy.NOTHING:
+                return
+            self._swapped.popleft()
+            self._bring_back(request, draft)
 
-    def _bring_back(self, request: Request, num_tokens: int, draft: Draft) -> None:
+    def obstacle_to_return(self, request: Request, draft: Draft) -> BlockedBy:
+        """What keeps the first of those who are swapped out there. Pure."""
+        if len(self.members) >= self.config.max_num_seqs:
+            return BlockedBy.SLOTS
+        if self.tokens_left(request) > self.budget_left(draft, request.num_computed_tokens):
+            return BlockedBy.BUDGET
+        if self.touched_blocks(request) > self.kv.free_blocks - self._reservation.watermark_blocks:
+            return BlockedBy.KV
+        return BlockedBy.NOTHING
+
+    def _bring_back(self, request: Request, draft: Draft) -> None:
         state: GridState = request.policy_state
         draft.swapped_in.append(request)
         draft.num_swapped_blocks += state.num_cpu_blocks
@@ -316,7 +320,7 @@ class GridPolicy(Policy):
             draft.num_tokens += 1
         else:
             self.members.prefilling[request] = None
-            self.prefill(request, num_tokens, draft)
+            self.prefill(request, self.tokens_left(request), draft)
 
     def admit(self, draft: Draft, num_running: int | None = None) -> None:
         """Bring in waiting requests, from the head, until one does not fit or its time has not come.
@@ -325,6 +329,7 @@ class GridPolicy(Policy):
         """
         if num_running is None:
             num_running = len(self.members)
+        self.queue.begin_admission(draft.now_ns)
         while True:
             if not self._pacing_opens(num_running, draft):
                 draft.blocked_by = BlockedBy.ADMISSION
@@ -339,6 +344,7 @@ class GridPolicy(Policy):
                 continue
             draft.blocked_by = self.obstacle(head, num_tokens, draft)
             if draft.blocked_by is not BlockedBy.NOTHING:
+                self.queue.refused(head)
                 return
             self._admit_one(head, num_tokens, draft)
 
@@ -381,12 +387,12 @@ class GridPolicy(Policy):
 
     def obstacle(self, head: Request, num_tokens: int, draft: Draft) -> BlockedBy:
         """What keeps the head of the queue out of this step. Pure."""
-        if self._reservation.blocks(head) > self.kv.free_blocks - self._reservation.watermark_blocks:
-            return BlockedBy.KV
         if len(self.members) >= self.config.max_num_seqs:
             return BlockedBy.SLOTS
         if not 0 < num_tokens <= self.budget_left(draft, 0):
             return BlockedBy.BUDGET
+        if self._reservation.blocks(head) > self.kv.free_blocks - self._reservation.watermark_blocks:
+            return BlockedBy.KV
         return BlockedBy.NOTHING
 
     def _admit_one(self, head: Request, num_tokens: int, draft: Draft) -> None:
@@ -449,6 +455,7 @@ class GridPolicy(Policy):
         state.is_decoding = True
         del self.members.prefilling[request]
         request.num_output_tokens += 1
+        self.queue.served(request, request.num_output_tokens)
         if request.num_output_tokens == request.num_target_tokens:
             finished.append(request)
             return

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sim.batch import RunningBatch
 from sim.policies.grid.draft import Draft, GridState, GridStep
+from sim.queues.base import QueueOrder
 from sim.request import NEVER, Request
 
 
 class Members:
     """The running requests of one engine."""
 
-    def __init__(self, block_size: int, num_lanes: int, *, keeps_arrival_order: bool) -> None:
+    def __init__(self, block_size: int, num_lanes: int, queue: QueueOrder, *, keeps_arrival_order: bool) -> None:
+        """`queue` is told who decodes, for the accounts that it may keep."""
+        self._queue = queue
         self._order: dict[Request, None] = {}
         self._keeps_arrival_order = keeps_arrival_order
         self._is_sorted = True
@@ -59,6 +62,11 @@ class Members:
         """Tokens that one of them has in KV, passes in flight included."""
         lane = request.policy_state.lane
         return request.num_computed_tokens if lane == NEVER else self.lanes[lane].context(request)
+
+    def advance(self, lane: int, num_ticks: int = 1) -> None:
+        """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
+        self.lanes[lane].advance(num_ticks)
+        self._queue.advance(num_ticks)
 
     # ------------------------------------------------------------------ order
 
@@ -121,6 +129,7 @@ class Members:
             until = request.cancel_after_tokens
         self.lanes[lane].join(request, until - num_received)
         self.joined[lane][request] = None
+        self._queue.start_decoding(request, num_received + 1)
 
     def leave_out(self, request: Request, draft: Draft) -> None:
         """A request that could decode does not in this step; it keeps its place and its blocks."""
@@ -152,6 +161,7 @@ class Members:
         self.lanes[state.lane].leave(request)
         self.joined[state.lane].pop(request, None)
         state.lane = NEVER
+        self._queue.stop_decoding(request)
 
     def _forget_results(self, request: Request) -> int:
         """Pipeline: what is in flight for a victim yields no token. Returns the decodes (0 or 1) among it."""
