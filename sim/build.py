@@ -12,6 +12,7 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.swapping import Swapping
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -90,7 +91,7 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = _cost(scenario, parts, policy)
         _check_requests(scenario, policy, traffic)
     clock, recorder = Clock(), Recorder()
     engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)
@@ -159,13 +160,14 @@ def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
     return policy.build(scenario.engine, limits)
 
 
-def _cost(scenario: Scenario, target: Target) -> CostModel:
+def _cost(scenario: Scenario, parts: Replica, policy: Policy) -> CostModel:
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
     options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
     if isinstance(artifact, str):
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
-    return cost.build(options, target)
+    model = cost.build(options, parts.target)
+    return Swapping(model, parts.limits.block_bytes, parts.target.gpu) if policy.swaps else model
 
 
 def _model_name(scenario: Scenario) -> str:

@@ -205,7 +205,7 @@ class Recorder:
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.
 
-        `released_ns` is when its KV was free; NEVER for one that never held any or holds it still.
+        `released_ns` is when its KV was free; NEVER for one that was refused at the door or holds it still.
         """
         self._close_segment(request)
         request.is_recorded = True

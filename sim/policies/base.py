@@ -103,6 +103,8 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    swaps: bool = False
+    """Whether steps may move blocks between GPU and host memory."""
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
 

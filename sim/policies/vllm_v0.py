@@ -113,6 +113,7 @@ class VllmV0(GridPolicy):
             drops_what_never_fits=True,
             sorts_running=False,
             requeues_at_once=False,
+            returns_cut_prefills=False,
             longest_overrun=cls.longest_overrun,
             enable_prefix_caching=options.enable_prefix_caching,
             **own,

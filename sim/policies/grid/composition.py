@@ -109,8 +109,9 @@ class Alternating(Composition):
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()
-        self.wants_another_try = not self.is_prefill_turn
-        if self.is_prefill_turn:
+        was_prefill_turn = self.is_prefill_turn
+        self.wants_another_try = False
+        if was_prefill_turn:
             engine.continue_prefills(draft)
             if not draft.chunks and not engine.num_swapped:
                 engine.admit(draft)
@@ -120,6 +121,7 @@ class Alternating(Composition):
         engine.decode(draft)
         if not draft.preempted:
             engine.swap_in(draft)
+        self.wants_another_try = not (was_prefill_turn or draft.decodes)
         self.is_prefill_turn = True
 
     def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:

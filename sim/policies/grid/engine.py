@@ -210,6 +210,8 @@ class GridPolicy(Phases):
         self.pacing.planned(0, len(self.queue), num_steps)
 
     def wake_ns(self) -> int | None:
+        if not self.num_unfinished:
+            return None
         if self.composition.wants_another_try:
             return self._planned_ns
         return self.queue.next_change_ns(self._planned_ns)
