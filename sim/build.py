@@ -167,7 +167,7 @@ def _cost(scenario: Scenario, parts: Replica, policy: Policy) -> CostModel:
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
     model = cost.build(options, parts.target)
-    return Swapping(model, parts.limits.block_bytes, parts.target.gpu) if policy.swaps else model
+    return Swapping(model, parts.limits.block_bytes, parts.target.gpu) if policy.may_swap else model
 
 
 def _model_name(scenario: Scenario) -> str:

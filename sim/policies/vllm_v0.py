@@ -81,6 +81,7 @@ class VllmV0(GridPolicy):
         batching="a step prefills or decodes, prefills first; or chunks of prompts beside decodes",
         copies="vLLM 0.6.3.post1, V0 scheduler",
         proof="step logs of the real scheduler: 17 of 17",
+        note="requests of one sequence; no multi-step scheduling, no lookahead slots, no pipeline stages",
     )
     longest_overrun = 1
 
@@ -211,6 +212,10 @@ class PriorityByForce(PrefillFirst):
 
 class QueueOrderWithinBudget(Composition):
     """Those who run take tokens in queue order while the budget lasts; who was left out stands first next time."""
+
+    batch = "every step"
+    step = "prefills and decodes"
+    order = "queue order within the budget, then returns, then new prefills"
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         rest = deque(engine.members)

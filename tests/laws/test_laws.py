@@ -559,8 +559,13 @@ def test_cheaper_steps_never_finish_later(case, pool, cheaper):
     assert makespan_ns(faster) < makespan_ns(run)
 
 
-OTHER_STEPS = [("sarathi", "dynamic chunks"), ("sarathi", "pipeline"), ("vllm-v0", "few tokens")]
-"""Their steps do not hold the prompts of a whole batch, or overlap."""
+OTHER_STEPS = [
+    ("sarathi", "dynamic chunks"),
+    ("sarathi", "pipeline"),
+    ("vllm-v0", "few tokens"),
+    ("vllm-v0", "priority"),
+]
+"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force."""
 SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
 
 

@@ -16,6 +16,9 @@ from sim.policies.grid.reservation import ReservationKind
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
 
+UNLIMITED_TOKENS = 10**12
+"""A token budget that no step reaches."""
+
 
 class GridOptions(EngineOptions):
     """The axes along which every engine of the grid can be moved."""

@@ -30,7 +30,7 @@ class Phases(Policy):
         limits, num_stages = config.limits, config.num_stages
         self.config = config
         self.pressure = config.pressure
-        self.swaps = config.pressure == "swap"
+        self.may_swap = config.pressure == "swap"
         self.max_in_flight = self.num_stages = num_stages
         self.kv = self._build_kv()
         self.num_cpu_blocks = self.free_cpu_blocks = config.num_cpu_blocks
