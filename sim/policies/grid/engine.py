@@ -24,7 +24,7 @@ from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import recompute, relieve
 from sim.policies.grid.reservation import Reservation
-from sim.queues.base import QUEUE_ORDERS
+from sim.queues.base import Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Step, StepShape
 
@@ -50,7 +50,8 @@ class GridPolicy(Policy):
             config.watermark_blocks,
             config.needs_free_block and config.pressure != "pause",
         )
-        self.queue = QUEUE_ORDERS.load(config.queue_order.kind).build(config.queue_order, limits.class_names)
+        kv_tokens = limits.num_gpu_blocks * limits.block_size
+        self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self._running: dict[Request, None] = {}
