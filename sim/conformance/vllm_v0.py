@@ -56,6 +56,7 @@ class VllmV0Replay(EngineStepsReplay):
             scheduling_policy=config.policy,
             num_cpu_blocks=config.num_cpu_blocks,
             watermark=config.watermark,
+            enable_prefix_caching=config.enable_prefix_caching,
         )
         limits = EngineLimits(config.max_model_len, config.block_size, config.num_gpu_blocks)
         try:
@@ -74,7 +75,7 @@ class VllmV0Replay(EngineStepsReplay):
             "swapped_in": [r.id for r in getattr(planned, "swapped_in", ())],
             "ignored": [r.id for r in planned.dropped],
             "cancelled": [r.id for r in call.cancelled],
-            "cached": {},
+            "cached": {r.id: num_cached for r, num_cached, _ in planned.admitted if num_cached},
             "swapped": [r.id for r in self.policy.swapped()],
             "cpu_blocks": self.policy.num_cpu_blocks - self.policy.free_cpu_blocks,
         }

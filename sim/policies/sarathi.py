@@ -12,6 +12,7 @@ Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve".
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -106,9 +107,9 @@ class SarathiBase(GridPolicy):
     chunked: ClassVar[bool] = False
 
     @classmethod
-    def composition(cls) -> Composition:
+    @abstractmethod
+    def compose(cls) -> Composition:
         """The phases of a step."""
-        raise NotImplementedError
 
     @classmethod
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
@@ -124,7 +125,7 @@ class SarathiBase(GridPolicy):
                 num_stages=options.pipeline_parallel_size,
                 longest_overrun=cls.longest_overrun,
             ),
-            cls.composition(),
+            cls.compose(),
         )
 
     def requeue(self, victim: Request, draft: Draft) -> None:
@@ -144,7 +145,10 @@ class Sarathi(SarathiBase):
     )
     budget_option = "chunk_size"
     chunked = True
-    composition = DecodesFirst
+
+    @classmethod
+    def compose(cls) -> Composition:
+        return DecodesFirst()
 
     def __init__(self, config: GridConfig, composition: Composition) -> None:
         super().__init__(config, composition)
@@ -198,7 +202,7 @@ class SarathiVllm(SarathiBase):
     budget_option = "max_batched_tokens"
 
     @classmethod
-    def composition(cls) -> Composition:
+    def compose(cls) -> Composition:
         return PrefillFirst(ends_on_drop=True)
 
 
@@ -211,7 +215,10 @@ class SarathiOrca(SarathiBase):
         copies=f"{_COPIES}, scheduler orca; what the vLLM paper calls Orca (Max)",
         proof="step logs of the real scheduler: 3 of 3",
     )
-    composition = DecodesFirst
+
+    @classmethod
+    def compose(cls) -> Composition:
+        return DecodesFirst()
 
 
 class SarathiFasterTransformer(SarathiBase):
@@ -223,7 +230,10 @@ class SarathiFasterTransformer(SarathiBase):
         copies=f"{_COPIES}, scheduler faster_transformer",
         proof="step logs of the real scheduler: 2 of 2",
     )
-    composition = ClosedBatch
+
+    @classmethod
+    def compose(cls) -> Composition:
+        return ClosedBatch()
 
 
 class SarathiSimpleChunking(SarathiBase):
@@ -237,4 +247,7 @@ class SarathiSimpleChunking(SarathiBase):
     )
     budget_option = "chunk_size"
     chunked = True
-    composition = Alternating
+
+    @classmethod
+    def compose(cls) -> Composition:
+        return Alternating()

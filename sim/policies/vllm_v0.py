@@ -13,20 +13,23 @@ processing, pipeline stages, LoRA.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field
 
 from sim.errors import ScenarioError
+from sim.kv.counted import CountedCache
+from sim.kv.hashed import HashedCache
 from sim.options import Count, NonNegative
 from sim.policies.base import About, EngineLimits
 from sim.policies.grid.composition import Composition, PrefillFirst
 from sim.policies.grid.config import GridConfig, GridOptions
-from sim.policies.grid.draft import Draft
+from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.engine import GridPolicy
 from sim.policies.grid.pacing import DelayFactorOptions
 from sim.policies.grid.pressure import recompute
-from sim.request import Request
+from sim.request import NEVER, Request
 
 LONG_CONTEXT = 32768
 """`max_model_len` above which chunked prefill is on by default."""
@@ -45,6 +48,7 @@ class VllmV0Options(GridOptions):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         default="fcfs", description="priority: the smallest (priority, arrival) first, by force (--scheduling-policy)"
     )
+    enable_prefix_caching: bool = Field(default=False, description="whether equal prompt beginnings share KV blocks")
     preemption_mode: Literal["recompute", "swap"] | None = Field(
         default=None, description="vLLM's name for preemption; default: recompute"
     )
@@ -78,6 +82,16 @@ class VllmV0(GridPolicy):
     )
     longest_overrun = 1
 
+    def __init__(self, config: GridConfig, composition: Composition) -> None:
+        super().__init__(config, composition)
+        self._cache = self.kv if isinstance(self.kv, HashedCache) else None
+        self._last_decode_ns = NEVER
+
+    def _build_kv(self) -> CountedCache:
+        limits = self.config.limits
+        pool = HashedCache if self.config.enable_prefix_caching else CountedCache
+        return pool(limits.num_gpu_blocks, limits.block_size)
+
     @classmethod
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
         assert isinstance(options, VllmV0Options)
@@ -98,6 +112,7 @@ class VllmV0(GridPolicy):
             sorts_running=False,
             requeues_at_once=False,
             longest_overrun=cls.longest_overrun,
+            enable_prefix_caching=options.enable_prefix_caching,
             **own,
         )
         policy = cls(config, _composition(is_chunked, options.scheduling_policy))
@@ -110,6 +125,36 @@ class VllmV0(GridPolicy):
             return True
         return self.never_admitted(head)
 
+    # ------------------------------------------------------------------ prefix caching
+
+    def plan(self, now_ns: int) -> GridStep:
+        step = super().plan(now_ns)
+        if self._cache is not None:
+            self._cache.end_step()
+            if step.shape.num_decode:
+                self._last_decode_ns = now_ns
+        return step
+
+    def unseat(self, request: Request) -> None:
+        state: GridState = request.policy_state
+        if state.lane != NEVER and request not in self.members.joined[state.lane]:
+            state.last_pass_ns = self._last_decode_ns
+        super().unseat(request)
+
+    def release(self, request: Request) -> None:
+        if self._cache is None:
+            self.kv.free(request)
+        elif request.num_blocks:
+            self._cache.release(request, request.policy_state.last_pass_ns)
+
+    def _hold(self, head: Request) -> int:
+        return super()._hold(head) if self._cache is None else self._cache.hold(head, head.num_tokens)
+
+    def _publish(self, requests: Iterable[Request]) -> None:
+        if self._cache is not None:
+            for request in requests:
+                self._cache.publish(request, self.members.context(request) + 1)
+
 
 def _refuse_contradictions(options: VllmV0Options) -> None:
     """Raise ScenarioError where vLLM's own option and the axis of the grid both choose."""
@@ -121,6 +166,12 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
     for axis, (name, is_chosen) in own.items():
         if is_chosen and axis in options.model_fields_set:
             raise ScenarioError(f"engine.{axis}", f"contradicts {name}", remedy=f"Leave one of {axis} and {name} out.")
+    if options.enable_prefix_caching and "swap" in (options.preemption, options.preemption_mode):
+        raise ScenarioError("engine.preemption", "swapping shared blocks is not modelled", remedy="Choose recompute.")
+    if options.enable_prefix_caching and options.kv_admission != "prompt":
+        raise ScenarioError(
+            "engine.kv_admission", "shared blocks are held for known tokens alone", valid="prefix caching needs prompt"
+        )
     if options.scheduling_policy == "priority" and options.enable_chunked_prefill:
         raise ScenarioError(
             "engine.scheduling_policy", "priority has no effect with chunked prefill", valid="vLLM V0 ignores it there"
@@ -137,11 +188,11 @@ class PriorityByForce(PrefillFirst):
     """When nothing was admitted, the head of the queue drives out those who run with a larger (priority, arrival)."""
 
     def before_decodes(self, engine: GridPolicy, draft: Draft) -> None:
-        engine.put_in_order(sorted(engine.running(), key=_rank))
+        engine.members.put_in_order(sorted(engine.members, key=_rank))
         head = engine.queue.head(draft.now_ns)
         if head is None:
             return
-        rest = engine.running()
+        rest = list(engine.members)
         while rest and _rank(rest[-1]) > _rank(head) and engine.obstacle(head, head.num_tokens, draft):
             victim = rest.pop()
             recompute(engine, victim, head, draft)
@@ -156,7 +207,7 @@ class QueueOrderWithinBudget(Composition):
     """Those who run take tokens in queue order while the budget lasts; who was left out stands first next time."""
 
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        rest = deque(engine.running())
+        rest = deque(engine.members)
         decodes: list[Request] = []
         prefills: list[Request] = []
         while rest:
@@ -173,7 +224,7 @@ class QueueOrderWithinBudget(Composition):
                 prefills.append(request)
         for request in rest:
             if request.policy_state.is_decoding:
-                engine.leave_out(request, draft)
+                engine.members.leave_out(request, draft)
         running_chunks, draft.chunks = draft.chunks, []
         if not draft.preempted:
             engine.swap_in(draft)
@@ -182,7 +233,7 @@ class QueueOrderWithinBudget(Composition):
         back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
-        engine.put_in_order([*rest, *back, *decodes, *prefills, *new])
+        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
 
 
 def _fills_its_blocks(engine: GridPolicy, request: Request) -> bool:

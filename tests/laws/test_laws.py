@@ -43,6 +43,69 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
     },
+    "sarathi": {
+        "chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET},
+        "dynamic chunks": {
+            "max_num_seqs": NUM_SLOTS,
+            "enable_dynamic_chunking_schedule": True,
+            "low_chunk_size": 4,
+            "high_chunk_size": 16,
+            "chunk_schedule_max_tokens": 32,
+            "chunk_schedule_stages": 4,
+        },
+        "pipeline": {"max_num_seqs": NUM_SLOTS, "chunk_size": 16, "pipeline_parallel_size": 2},
+        "swap": {"max_num_seqs": NUM_SLOTS, "chunk_size": 16, "preemption": "swap", "num_cpu_blocks": 100},
+        "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": 16, "preemption": "pause"},
+        "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": 16, "preemption": "reject"},
+    },
+    "sarathi-vllm": {"whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET}},
+    "sarathi-orca": {
+        "max_model_len": {"max_num_seqs": NUM_SLOTS},
+        "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
+    },
+    "sarathi-faster-transformer": {
+        "max_model_len": {"max_num_seqs": NUM_SLOTS},
+        "grows": {"max_num_seqs": NUM_SLOTS, "kv_admission": "prompt"},
+        "swaps": {"max_num_seqs": NUM_SLOTS, "kv_admission": "prompt", "preemption": "swap", "num_cpu_blocks": 100},
+    },
+    "sarathi-simple-chunking": {"chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET}},
+    "vllm-v0": {
+        "default": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
+        "chunked": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+        },
+        "few tokens": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": 4, "enable_chunked_prefill": True},
+        "priority": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "scheduling_policy": "priority",
+        },
+        "swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "preemption_mode": "swap",
+            "num_cpu_blocks": 100,
+        },
+        "chunked, swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "preemption_mode": "swap",
+            "num_cpu_blocks": 100,
+        },
+        "prefix caching": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_prefix_caching": True,
+        },
+        "every fourth step": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "prefill_pacing": {"kind": "every_n_steps", "n": 4},
+        },
+    },
     "vtc": {
         "fcfs": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "fcfs"}},
         "paper": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc"}},
@@ -207,7 +270,8 @@ class Run:
     def asked(self):
         """Tokens of the longest answer that each request may get."""
         asked = np.minimum(self.traffic.output_tokens, self.traffic.max_tokens)
-        return np.minimum(asked, MAX_MODEL_LEN - self.traffic.prompt_tokens)[self.rows]
+        longest = MAX_MODEL_LEN + self.policy.longest_overrun
+        return np.minimum(asked, longest - self.traffic.prompt_tokens)[self.rows]
 
     def outcomes(self):
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])

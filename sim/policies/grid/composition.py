@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Composition(ABC):
     """Fills a step by asking the engine for its phases."""
 
-    admits_beside_decodes = True
-    """Whether waiting requests may be admitted in a step that decodes."""
+    wants_another_try = False
+    """Whether the next plan may find something to compute although the last one found nothing."""
 
     @abstractmethod
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
@@ -29,7 +29,7 @@ class DecodesFirst(Composition):
     """Everybody who decodes, then ongoing prefills, then new ones, in one step. Chunked or with whole prompts."""
 
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        engine.order_running()
+        engine.members.sort()
         engine.decode(draft)
         engine.continue_prefills(draft)
         if not draft.preempted:
@@ -40,8 +40,6 @@ class DecodesFirst(Composition):
 
 class PrefillFirst(Composition):
     """A step prefills or decodes, and prefills as long as it can: those who decode stall meanwhile."""
-
-    admits_beside_decodes = False
 
     def __init__(self, *, ends_on_drop: bool = False) -> None:
         """`ends_on_drop`: a step whose admission only dropped requests does not decode either."""
@@ -55,7 +53,7 @@ class PrefillFirst(Composition):
             return
         self.before_decodes(engine, draft)
         num_forced_out = len(draft.preempted)
-        engine.order_running()
+        engine.members.sort()
         engine.decode(draft)
         if len(draft.preempted) == num_forced_out:
             engine.swap_in(draft)
@@ -67,13 +65,11 @@ class PrefillFirst(Composition):
 class ClosedBatch(Composition):
     """Nobody joins until everybody who runs is done. Members that finish drop out of the computation."""
 
-    admits_beside_decodes = False
-
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        if not engine.has_running and not engine.num_swapped:
+        if not engine.members and not engine.num_swapped:
             engine.admit(draft)
             return
-        engine.order_running()
+        engine.members.sort()
         engine.continue_prefills(draft)
         engine.decode(draft)
         if not draft.preempted:
@@ -83,14 +79,13 @@ class ClosedBatch(Composition):
 class Alternating(Composition):
     """A step of prefills, then one of decodes. A turn that finds nothing to prefill decodes at once."""
 
-    admits_beside_decodes = False
-
     def __init__(self) -> None:
         self.is_prefill_turn = True
         """Whose turn the next step is."""
 
     def fill(self, engine: GridPolicy, draft: Draft) -> None:
-        engine.order_running()
+        engine.members.sort()
+        self.wants_another_try = not self.is_prefill_turn
         if self.is_prefill_turn:
             engine.continue_prefills(draft)
             if not draft.chunks and not engine.num_swapped:

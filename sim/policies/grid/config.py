@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -53,14 +53,14 @@ class GridConfig:
     """Whether a prompt may be split over steps."""
     prompt_limit: int
     """Known tokens of the longest request that is admitted; longer ones are dropped when they are next."""
+    pacing: PacingOptions
+    queue_order: QueueOrderOptions
     reservation: ReservationKind = "prompt"
     watermark_blocks: int = 0
     drops_what_never_fits: bool = False
     """A head that the watermark will never admit is dropped; otherwise it blocks the queue for ever."""
     pressure: PressureKind = "recompute"
     num_cpu_blocks: int = 0
-    pacing: PacingOptions = AlwaysOptions()
-    queue_order: QueueOrderOptions = FcfsOptions()
     needs_free_block: bool = True
     """Whether a decode wants a free block even when its last block has room."""
     sorts_running: bool = True
@@ -69,6 +69,7 @@ class GridConfig:
     """Whether a victim can be admitted again in the step that preempts it."""
     num_stages: int = 1
     """Pipeline stages, each with a batch in flight."""
+    enable_prefix_caching: bool = False
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`."""
 

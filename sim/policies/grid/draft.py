@@ -12,7 +12,16 @@ from sim.step import Admission, BlockedBy, Preemption, Step
 class GridState:
     """What the engine keeps about a request besides its counters."""
 
-    __slots__ = ("epoch", "is_decoding", "lane", "num_cpu_blocks", "num_to_prefill", "stale_tokens")
+    __slots__ = (
+        "epoch",
+        "is_decoding",
+        "lane",
+        "last_pass_ns",
+        "num_cached",
+        "num_cpu_blocks",
+        "num_to_prefill",
+        "stale_tokens",
+    )
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -23,6 +32,10 @@ class GridState:
         """Lane in whose batch of decodes it is."""
         self.num_to_prefill = 0
         """Tokens that were known when it was admitted: all of them are prefilled."""
+        self.last_pass_ns = NEVER
+        """When its last pass was planned, but for decodes in a lane's batch."""
+        self.num_cached = 0
+        """Tokens that the prefix cache supplied at its admission."""
         self.num_cpu_blocks = 0
         """Blocks that it holds in host memory."""
         self.stale_tokens = NEVER
@@ -33,6 +46,8 @@ class GridState:
 class GridStep(Step):
     """A step with what only logs ask about it."""
 
+    rows: Sequence[tuple[Request, int]] = ()
+    """Prefills as the budget counts them, tokens that are found in cache included."""
     epochs: Sequence[int] = ()
     """Epoch of each chunk's request."""
     swapped_out: Sequence[Request] = ()

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import ClassVar, Self
 
-from sim.batch import RunningBatch
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.counted import CountedCache
@@ -21,6 +20,7 @@ from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.grid.composition import Composition
 from sim.policies.grid.config import GridConfig, GridOptions
 from sim.policies.grid.draft import Draft, GridState, GridStep
+from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import recompute, relieve
 from sim.policies.grid.reservation import Reservation
@@ -54,19 +54,10 @@ class GridPolicy(Policy):
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
-        self._running: dict[Request, None] = {}
-        """In the engine's order."""
-        self._is_sorted = True
-        self._prefills: dict[Request, None] = {}
-        """Those who run and are not through their prefill, in the order of `_running`."""
-        self._idle: dict[Request, None] = {}
-        """Those who are through it and were left out of the last step that could have had them."""
         self._swapped: deque[Request] = deque()
-        self._lanes = [RunningBatch(limits.block_size) for _ in range(num_stages)]
-        self._joined: list[dict[Request, None]] = [{} for _ in range(num_stages)]
-        """Those of each lane whose first decode is in its next step."""
-        self._in_flight: deque[GridStep] = deque()
+        self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
         self._num_executed = 0
+        self._planned_ns = 0
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -104,7 +95,7 @@ class GridPolicy(Policy):
 
     def cancel(self, request: Request) -> bool:
         state: GridState = request.policy_state
-        if request in self._running:
+        if request in self.members:
             self.unseat(request)
         elif state.num_cpu_blocks:
             self._swapped.remove(request)
@@ -115,23 +106,21 @@ class GridPolicy(Policy):
 
     def unseat(self, request: Request) -> None:
         """Take a request out of those that run and bring its counters up to date. Its blocks stay its own."""
-        state: GridState = request.policy_state
-        del self._running[request]
-        self._prefills.pop(request, None)
-        self._idle.pop(request, None)
-        num_forgotten = self._forget_results(request) if self.num_stages > 1 else 0
-        if state.lane != NEVER:
-            self._leave_lane(request)
-        request.num_computed_tokens -= num_forgotten
-        request.num_output_tokens -= num_forgotten
+        self.members.unseat(request)
 
     def end(self, request: Request) -> None:
         """The request is over: its blocks are free, on the GPU and in host memory."""
         state: GridState = request.policy_state
+        if request.status is Status.RUNNING or state.num_cpu_blocks:
+            self.queue.released(request, request.num_output_tokens)
         request.status = Status.OVER
-        self.kv.free(request)
+        self.release(request)
         self.free_cpu_blocks += state.num_cpu_blocks
         state.num_cpu_blocks = 0
+
+    def release(self, request: Request) -> None:
+        """Give back the blocks of a request that runs no more."""
+        self.kv.free(request)
 
     def requeue(self, victim: Request, draft: Draft) -> None:
         """A victim waits again: now, or when the step is planned."""
@@ -143,13 +132,14 @@ class GridPolicy(Policy):
     # ------------------------------------------------------------------ the step
 
     def plan(self, now_ns: int) -> GridStep:
+        self._planned_ns = now_ns
         lane = self._num_executed % self.num_stages
         draft = Draft(now_ns, lane)
         if self.num_stages > 1:
-            self._gather(lane)
+            self.members.gather(lane)
         self.composition.fill(self, draft)
-        while draft.paused and not (draft.chunks or draft.decodes or self._in_flight):
-            recompute(self, next(reversed(self._running)), draft.paused[0], draft)
+        while draft.paused and not (draft.chunks or draft.decodes or self.members.in_flight):
+            recompute(self, self.members.last(), draft.paused[0], draft)
             draft.paused.clear()
             self.decode(draft)
         for victim, _, _ in draft.preempted:
@@ -161,16 +151,16 @@ class GridPolicy(Policy):
 
     def _finish(self, draft: Draft) -> GridStep:
         """Advance everybody's counters to what they will be when the step has run, and describe it."""
-        batch, joined = self._lanes[draft.lane], self._joined[draft.lane]
+        batch, joined = self.members.lanes[draft.lane], self.members.joined[draft.lane]
         num_decode = len(batch) if draft.decodes else 0
         context_sum, context_sum_sq, context_max = batch.context_sums() if num_decode else (0, 0, 0)
         if num_decode:
-            self._joined[draft.lane] = {}
-            batch.advance()
+            self.members.joined[draft.lane] = {}
+            self.members.advance(draft.lane)
         chunks = [self._advance_chunk(request, num_tokens) for request, num_tokens in draft.chunks]
         if num_decode or chunks:
             self._num_executed += 1
-        self.pacing.planned(len(draft.admitted), len(self.queue))
+            self.pacing.planned(len(draft.admitted), len(self.queue))
         shape = StepShape(
             num_decode,
             context_sum,
@@ -184,11 +174,11 @@ class GridPolicy(Policy):
         )
         step = GridStep(
             shape,
-            len(self._running),
+            len(self.members),
             self.num_waiting,
             self.kv.used_blocks,
             draft.num_new_blocks,
-            self._live_tokens(),
+            self.members.live_tokens,
             draft.blocked_by if self.num_waiting else BlockedBy.NOTHING,
             batch.tick,
             draft.lane,
@@ -197,73 +187,70 @@ class GridPolicy(Policy):
             draft.left,
             draft.admitted,
             draft.preempted,
+            draft.chunks,
             [chunk.request.policy_state.epoch for chunk in chunks],
             draft.swapped_out,
             draft.swapped_in,
             dropped=draft.dropped,
         )
-        self._in_flight.append(step)
+        self.members.in_flight.append(step)
         return step
 
     def _advance_chunk(self, request: Request, num_tokens: int) -> Chunk:
-        context = request.num_computed_tokens
-        request.num_computed_tokens += num_tokens
-        return Chunk(request, num_tokens, context, request.num_computed_tokens == request.policy_state.num_to_prefill)
-
-    def _live_tokens(self) -> int:
-        tokens = sum([r.num_computed_tokens for r in self._prefills]) if self._prefills else 0
-        if self._idle:
-            tokens += sum([r.num_computed_tokens for r in self._idle])
-        return tokens + sum([batch.context_sum for batch in self._lanes])
+        state: GridState = request.policy_state
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        request.num_computed_tokens = end
+        first = max(start, min(state.num_cached, end - 1))
+        return Chunk(request, end - first, first, end == state.num_to_prefill)
 
     # ------------------------------------------------------------------ phases
 
-    def order_running(self) -> None:
-        """Put those who run in order of arrival, if the engine does that. Equal arrivals keep their order."""
-        if self._is_sorted or not self.config.sorts_running:
-            return
-        self._running = dict.fromkeys(sorted(self._running, key=_arrival))
-        self._prefills = dict.fromkeys(sorted(self._prefills, key=_arrival))
-        self._is_sorted = True
-
     def decode(self, draft: Draft) -> None:
         """Everybody who can decode does. Where blocks are short, victims make room, last ones first."""
-        batch = self._lanes[draft.lane]
-        if not self._idle and self.num_stages == 1:
+        batch = self.members.lanes[draft.lane]
+        if not self.members.idle and self.num_stages == 1:
             growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
             if len(growing) + self._reservation.needs_free_block <= self.kv.free_blocks or not batch:
                 for request in growing:
                     self.kv.allocate(request, 1)
                 draft.num_new_blocks += len(growing)
+                self._publish(batch.at_context(self._block_size - 1))
                 draft.decodes = len(batch) > 0
                 draft.num_tokens += len(batch)
                 return
         self._decode_one_by_one(draft)
 
     def _decode_one_by_one(self, draft: Draft) -> None:
-        rest = deque(self._running)
+        rest = deque(self.members)
         while rest:
             request = rest.popleft()
             if request.policy_state.is_decoding and not self._is_in_flight(request):
                 self.decode_one(request, rest, draft)
 
+    def _is_in_flight(self, request: Request) -> bool:
+        return self.num_stages > 1 and self.members.is_in_flight(request)
+
     def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
         """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
         if not self.make_room(request, rest, draft):
             return False
-        if blocks_for(self.context(request) + 1, self._block_size) > request.num_blocks:
+        if blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
-        self._join_lane(request, draft.lane)
+        self._publish([request])
+        self.members.join_lane(request, draft.lane)
         draft.decodes = True
         draft.num_tokens += 1
         return True
+
+    def _publish(self, requests: Iterable[Request]) -> None:
+        """These decode: with prefix caching, blocks that their next tokens fill are known from now on."""
 
     def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
         """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
         while not self._has_slot(request):
             if self.pressure == "pause":
-                self.leave_out(request, draft)
+                self.members.leave_out(request, draft)
                 draft.paused.append(request)
                 return False
             victim = rest.pop() if rest else request
@@ -275,57 +262,49 @@ class GridPolicy(Policy):
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
             return self.kv.free_blocks > 0
-        return self.kv.free_blocks > 0 or self.context(request) < request.num_blocks * self._block_size
+        return self.kv.free_blocks > 0 or self.members.context(request) < request.num_blocks * self._block_size
 
     def continue_prefills(self, draft: Draft) -> None:
         """Those who run and are not through their prefill get what is left of the budget, in their order."""
-        waiting_for_more = [r for r in self._prefills if not self._is_in_flight(r)]
+        waiting_for_more = [r for r in self.members.prefilling if not self._is_in_flight(r)]
         for request in waiting_for_more:
             left = request.policy_state.num_to_prefill - request.num_computed_tokens
             num_tokens = min(left, self.budget_left(draft, request.num_computed_tokens))
             if num_tokens > 0:
                 self.prefill(request, num_tokens, draft)
-        self._move_to_end(waiting_for_more)
+        self.members.move_to_end(waiting_for_more)
 
     def prefill(self, request: Request, num_tokens: int, draft: Draft) -> None:
         """A piece of the request's prefill runs in this step."""
         draft.chunks.append((request, num_tokens))
         draft.num_tokens += num_tokens
-
-    def put_in_order(self, requests: Iterable[Request]) -> None:
-        """Keep those who run in this order from now on."""
-        self._running = dict.fromkeys(requests)
-        self._prefills = {r: None for r in self._running if r in self._prefills}
-
-    def _move_to_end(self, requests: Iterable[Request]) -> None:
-        """Those who prefill stand behind those who decode."""
-        for request in requests:
-            del self._running[request]
-            self._seat(request)
+        request.policy_state.last_pass_ns = draft.now_ns
 
     def swap_in(self, draft: Draft) -> None:
         """Bring back those who are swapped out, first come first served, while they fit."""
         while self._swapped:
             request = self._swapped[0]
-            touched = self.touched_blocks(request)
-            if touched > self.kv.usable_blocks:
+            if self.touched_blocks(request) > self.kv.usable_blocks:
                 self._swapped.popleft()
                 self._drop(request, draft)
                 continue
-            num_tokens = self.tokens_left(request)
-            if self.kv.free_blocks - touched < self._reservation.watermark_blocks:
-                draft.blocked_by = BlockedBy.KV
-            elif num_tokens > self.budget_left(draft, request.num_computed_tokens):
-                draft.blocked_by = BlockedBy.BUDGET
-            elif len(self._running) >= self.config.max_num_seqs:
-                draft.blocked_by = BlockedBy.SLOTS
-            else:
-                self._swapped.popleft()
-                self._bring_back(request, num_tokens, draft)
-                continue
-            return
+            draft.blocked_by = self.obstacle_to_return(request, draft)
+            if draft.blocked_by is not BlockedBy.NOTHING:
+                return
+            self._swapped.popleft()
+            self._bring_back(request, draft)
 
-    def _bring_back(self, request: Request, num_tokens: int, draft: Draft) -> None:
+    def obstacle_to_return(self, request: Request, draft: Draft) -> BlockedBy:
+        """What keeps the first of those who are swapped out there. Pure."""
+        if len(self.members) >= self.config.max_num_seqs:
+            return BlockedBy.SLOTS
+        if self.tokens_left(request) > self.budget_left(draft, request.num_computed_tokens):
+            return BlockedBy.BUDGET
+        if self.touched_blocks(request) > self.kv.free_blocks - self._reservation.watermark_blocks:
+            return BlockedBy.KV
+        return BlockedBy.NOTHING
+
+    def _bring_back(self, request: Request, draft: Draft) -> None:
         state: GridState = request.policy_state
         draft.swapped_in.append(request)
         draft.num_swapped_blocks += state.num_cpu_blocks
@@ -335,14 +314,14 @@ class GridPolicy(Policy):
         self.free_cpu_blocks += state.num_cpu_blocks
         state.num_cpu_blocks = 0
         request.status = Status.RUNNING
-        self._seat(request)
+        self.members.seat(request)
         if state.is_decoding:
-            self._join_lane(request, draft.lane)
+            self.members.join_lane(request, draft.lane)
             draft.decodes = True
             draft.num_tokens += 1
         else:
-            self._prefills[request] = None
-            self.prefill(request, num_tokens, draft)
+            self.members.prefilling[request] = None
+            self.prefill(request, self.tokens_left(request), draft)
 
     def admit(self, draft: Draft, num_running: int | None = None) -> None:
         """Bring in waiting requests, from the head, until one does not fit or its time has not come.
@@ -350,7 +329,8 @@ class GridPolicy(Policy):
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
         if num_running is None:
-            num_running = len(self._running)
+            num_running = len(self.members)
+        self.queue.begin_admission(draft.now_ns)
         while True:
             if not self._pacing_opens(num_running, draft):
                 draft.blocked_by = BlockedBy.ADMISSION
@@ -365,6 +345,7 @@ class GridPolicy(Policy):
                 continue
             draft.blocked_by = self.obstacle(head, num_tokens, draft)
             if draft.blocked_by is not BlockedBy.NOTHING:
+                self.queue.refused(head)
                 return
             self._admit_one(head, num_tokens, draft)
 
@@ -372,9 +353,15 @@ class GridPolicy(Policy):
         earliest_ns = None
         if self.pacing.reads_clock:
             earliest_ns = min([r.queued_ns for r in self.queue], default=None)
-        num_decoding = sum([len(batch) for batch in self._lanes]) + len(self._idle)
         return self.pacing.opens(
-            Situation(draft.now_ns, earliest_ns, len(self.queue), num_running, num_decoding, len(draft.admitted))
+            Situation(
+                draft.now_ns,
+                earliest_ns,
+                len(self.queue),
+                num_running,
+                self.members.num_decoding,
+                len(draft.admitted),
+            )
         )
 
     def tokens_for(self, head: Request, draft: Draft) -> int:
@@ -401,44 +388,35 @@ class GridPolicy(Policy):
 
     def obstacle(self, head: Request, num_tokens: int, draft: Draft) -> BlockedBy:
         """What keeps the head of the queue out of this step. Pure."""
-        if self._reservation.blocks(head) > self.kv.free_blocks - self._reservation.watermark_blocks:
-            return BlockedBy.KV
-        if len(self._running) >= self.config.max_num_seqs:
+        if len(self.members) >= self.config.max_num_seqs:
             return BlockedBy.SLOTS
         if not 0 < num_tokens <= self.budget_left(draft, 0):
             return BlockedBy.BUDGET
+        if self._reservation.blocks(head) > self.kv.free_blocks - self._reservation.watermark_blocks:
+            return BlockedBy.KV
         return BlockedBy.NOTHING
 
     def _admit_one(self, head: Request, num_tokens: int, draft: Draft) -> None:
         self.queue.take(head, draft.now_ns)
-        num_blocks = self._reservation.blocks(head)
-        self.kv.allocate(head, num_blocks)
-        draft.num_new_blocks += num_blocks
         state: GridState = head.policy_state
+        num_used = self.kv.used_blocks
+        state.num_cached = self._hold(head)
+        draft.num_new_blocks += self.kv.used_blocks - num_used
         state.num_to_prefill = head.num_tokens
-        draft.admitted.append(Admission(head, 0, head.status is Status.PREEMPTED))
+        draft.admitted.append(Admission(head, state.num_cached, head.status is Status.PREEMPTED))
         head.status = Status.RUNNING
-        self._seat(head)
-        self._prefills[head] = None
+        self.members.seat(head)
+        self.members.prefilling[head] = None
         self.prefill(head, num_tokens, draft)
 
-    def _seat(self, request: Request) -> None:
-        """Put a request behind those who run."""
-        last = next(reversed(self._running), None)
-        if last is not None and last.queued_ns > request.queued_ns:
-            self._is_sorted = False
-        self._running[request] = None
+    def _hold(self, head: Request) -> int:
+        """Take the blocks of an admission. Returns how many of its tokens are in them already."""
+        self.kv.allocate(head, self._reservation.blocks(head))
+        return 0
 
     def _drop(self, request: Request, draft: Draft) -> None:
         draft.dropped.append(request)
         self.end(request)
-
-    # ------------------------------------------------------------------ decodes and their lanes
-
-    def context(self, request: Request) -> int:
-        """Tokens of the request that are in KV, passes in flight included."""
-        lane = request.policy_state.lane
-        return request.num_computed_tokens if lane == NEVER else self._lanes[lane].context(request)
 
     def touched_blocks(self, request: Request) -> int:
         """Blocks that a swapped request needs to go on: those of its tokens and of the next one."""
@@ -452,76 +430,12 @@ class GridPolicy(Policy):
         state: GridState = request.policy_state
         return 1 if state.is_decoding else state.num_to_prefill - request.num_computed_tokens
 
-    def _join_lane(self, request: Request, lane: int) -> None:
-        state: GridState = request.policy_state
-        if state.lane == lane:
-            return
-        if state.lane != NEVER:
-            self._leave_lane(request)
-        self._idle.pop(request, None)
-        state.lane = lane
-        num_received = request.num_output_tokens
-        until = request.num_target_tokens
-        if num_received < request.cancel_after_tokens < until:
-            until = request.cancel_after_tokens
-        self._lanes[lane].join(request, until - num_received)
-        self._joined[lane][request] = None
-
-    def _leave_lane(self, request: Request) -> None:
-        state: GridState = request.policy_state
-        self._lanes[state.lane].leave(request)
-        self._joined[state.lane].pop(request, None)
-        state.lane = NEVER
-
-    def leave_out(self, request: Request, draft: Draft) -> None:
-        """A request that could decode does not in this step; it keeps its place and its blocks."""
-        state: GridState = request.policy_state
-        if state.lane != NEVER:
-            if request not in self._joined[state.lane]:
-                draft.left.append(request)
-            self._leave_lane(request)
-        self._idle[request] = None
-
-    def _gather(self, lane: int) -> None:
-        """Pipeline: those whose batch is back decode in the lane at hand."""
-        in_flight = {step.lane for step in self._in_flight if step.shape.num_decode}
-        for other, batch in enumerate(self._lanes):
-            if other != lane and other not in in_flight:
-                for request in list(batch):
-                    self._join_lane(request, lane)
-
-    def _is_in_flight(self, request: Request) -> bool:
-        """Pipeline: whether a pass of the request is not back yet."""
-        if self.num_stages == 1:
-            return False
-        lane = request.policy_state.lane
-        for step in self._in_flight:
-            if (step.lane == lane and step.shape.num_decode) or any(chunk.request is request for chunk in step.chunks):
-                return True
-        return False
-
-    def _forget_results(self, request: Request) -> int:
-        """Pipeline: what is in flight for a victim yields no token. Returns the decodes (0 or 1) among it."""
-        num_decodes, lane = 0, request.policy_state.lane
-        for step in self._in_flight:
-            step.chunks = [
-                chunk._replace(is_last=False) if chunk.request is request else chunk for chunk in step.chunks
-            ]
-            if not step.shape.num_decode or step.lane != lane:
-                continue
-            num_decodes += 1
-            if request in step.joined:
-                step.joined = [other for other in step.joined if other is not request]
-            else:
-                step.left = [*step.left, request]
-        return num_decodes
-
     # ------------------------------------------------------------------ results
 
     def update(self, step: Step) -> Finished:
-        if not self._in_flight or self._in_flight[0] is not step:
+        if not self.members.in_flight or self.members.in_flight[0] is not step:
             raise InvariantError("the results of a step come out of turn")
-        planned = self._in_flight.popleft()
+        planned = self.members.in_flight.popleft()
         if step.is_empty:
             return NOTHING_ENDED
         finished: list[Request] = []
@@ -540,20 +454,19 @@ class GridPolicy(Policy):
         """The prefill yields a token; from the next step on the request decodes."""
         state: GridState = request.policy_state
         state.is_decoding = True
-        del self._prefills[request]
+        del self.members.prefilling[request]
         request.num_output_tokens += 1
+        self.queue.served(request, request.num_output_tokens)
         if request.num_output_tokens == request.num_target_tokens:
             finished.append(request)
             return
         if request.num_output_tokens == request.cancel_after_tokens:
             departed.append(request)
-        self._join_lane(request, lane)
+        self.members.join_lane(request, lane)
 
     def _take_in_decodes(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
-        batch = self._lanes[step.lane]
-        due = batch.due.pop_tick(step.tick)
-        if len(due) > 1:
-            due = self._in_running_order(due)
+        batch = self.members.lanes[step.lane]
+        due = self.members.in_order(batch.due.pop_tick(step.tick))
         for request in due:
             num_received = request.num_output_tokens + step.tick - request.joined_tick
             if num_received < request.num_target_tokens:
@@ -562,23 +475,24 @@ class GridPolicy(Policy):
             else:
                 finished.append(request)
 
-    def _in_running_order(self, requests: Iterable[Request]) -> list[Request]:
-        wanted = set(requests)
-        return [request for request in self._running if request in wanted]
+    def wake_ns(self) -> int | None:
+        if self.composition.wants_another_try:
+            return self._planned_ns
+        return self.queue.next_change_ns(self._planned_ns)
 
     # ------------------------------------------------------------------ for drivers, logs and tests
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         assert isinstance(step, GridStep)
-        rows = [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
+        rows = list(step.rows)
         if step.shape.num_decode:
             late = {r for r in step.swapped_in if r.policy_state.is_decoding}
-            members = [r for r in self._running if r.policy_state.lane == step.lane]
+            members = [r for r in self.members if r.policy_state.lane == step.lane]
             rows += [(r, 1) for r in members if r not in late] + [(r, 1) for r in step.swapped_in if r in late]
         return rows
 
     def running(self) -> list[Request]:
-        return list(self._running)
+        return list(self.members)
 
     def waiting(self) -> list[Request]:
         return list(self.queue)
@@ -588,18 +502,13 @@ class GridPolicy(Policy):
         return list(self._swapped)
 
     @property
-    def has_running(self) -> bool:
-        """Whether anybody runs."""
-        return bool(self._running)
-
-    @property
     def num_swapped(self) -> int:
         """How many are swapped out."""
         return len(self._swapped)
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._running) + len(self.queue) + len(self._swapped)
+        return len(self.members) + len(self.queue) + len(self._swapped)
 
     @property
     def num_waiting(self) -> int:
@@ -615,17 +524,13 @@ class GridPolicy(Policy):
         return self.kv.usable_blocks
 
     def check_integrity(self) -> None:
-        held = sum(r.num_blocks for r in self._running)
+        held = sum(r.num_blocks for r in self.members)
         if held != self.kv.used_blocks:
             raise InvariantError(f"running requests hold {held} blocks, the pool misses {self.kv.used_blocks}")
         if any(r.num_blocks for r in self.queue) or any(r.num_blocks for r in self._swapped):
             raise InvariantError("a waiting request holds KV blocks")
-        if len(self._running) > self.config.max_num_seqs:
-            raise InvariantError(f"{len(self._running)} requests run, {self.config.max_num_seqs} may")
+        if len(self.members) > self.config.max_num_seqs:
+            raise InvariantError(f"{len(self.members)} requests run, {self.config.max_num_seqs} may")
         in_host_memory = sum(r.policy_state.num_cpu_blocks for r in self._swapped)
         if in_host_memory != self.num_cpu_blocks - self.free_cpu_blocks:
             raise InvariantError(f"swapped requests hold {in_host_memory} blocks of host memory")
-
-
-def _arrival(request: Request) -> int:
-    return request.queued_ns

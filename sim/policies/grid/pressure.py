@@ -38,7 +38,7 @@ def recompute(engine: GridPolicy, victim: Request, beneficiary: Request, draft: 
     state.stale_tokens = state.num_to_prefill if state.is_decoding else victim.num_computed_tokens
     engine.unseat(victim)
     draft.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
-    engine.kv.free(victim)
+    engine.release(victim)
     victim.num_computed_tokens = 0
     victim.status = Status.PREEMPTED
     state.is_decoding = False
