@@ -64,6 +64,7 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "cached_prompt_tokens",
     "outcome",
+    "turned_away_by",
 )
 SEGMENT_COLUMNS = ("request", "iteration", "lane", "first_tick", "num_ticks")
 
@@ -111,7 +112,8 @@ class Tables:
     """One row per prefill chunk; `iteration` is a row of `iterations`, `context` what was in cache before."""
     requests: Columns
     """One row per request that arrived, sorted by `request`. `output_tokens` are those that its client
-    received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`."""
+    received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`,
+    `turned_away_by` the number of the reason why the engine did not serve it (`RunFacts.turn_away_reasons`)."""
     segments: Columns
 
 
@@ -229,6 +231,7 @@ class Recorder:
                 request.recomputed_tokens,
                 request.cached_prompt_tokens,
                 request.outcome,
+                request.turned_away_by,
             )
         )
 

@@ -178,7 +178,7 @@ class Results:
         return shape.Summary(
             metrics=self._metrics(self._measured),
             throughput=self._throughput(everyone),
-            outcomes=count_outcomes(tables.requests, everyone),
+            outcomes=count_outcomes(tables.requests, everyone, facts.turn_away_reasons),
             kv=kv_load(tables, self.spans, facts.num_blocks, facts.usable_blocks, facts.block_size),
             iterations=iteration_load(tables, self.spans, self.run_window.end_ns),
             limits=self.limits,
@@ -243,7 +243,7 @@ class Results:
         return shape.ClassSummary(
             metrics=self._metrics(distributions),
             throughput=self._throughput(mine),
-            outcomes=count_outcomes(self.tables.requests, mine),
+            outcomes=count_outcomes(self.tables.requests, mine, self.facts.turn_away_reasons),
             slo=self._slo_report(parse_slo(self.facts.class_slos.get(name, {}), f"slo of {name}"), measured),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
@@ -16,10 +18,15 @@ from sim.request import NEVER, Outcome
 from sim.step import StepArrays
 
 
-def count_outcomes(requests: Columns, of: Bools) -> Outcomes:
-    """How many of the requests in `of` ended in each way."""
+def count_outcomes(requests: Columns, of: Bools, reasons: Sequence[str]) -> Outcomes:
+    """How many of the requests in `of` ended in each way; `reasons` are those for turning them away, by number."""
     counts = np.bincount(requests["outcome"][of], minlength=len(Outcome))
-    return Outcomes(**{outcome.name.lower(): int(counts[outcome]) for outcome in Outcome})
+    away = requests["turned_away_by"][of]
+    turned_away: dict[str, int] = {}
+    for number, count in enumerate(np.bincount(away[away != NEVER])):
+        if count:
+            turned_away[reasons[number]] = turned_away.get(reasons[number], 0) + int(count)
+    return Outcomes(**{outcome.name.lower(): int(counts[outcome]) for outcome in Outcome}, turned_away=turned_away)
 
 
 def iteration_load(tables: Tables, spans: Spans, run_end_ns: int) -> Iterations:

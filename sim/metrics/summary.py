@@ -82,9 +82,13 @@ class Outcomes(Options):
 
     finished: int
     cancelled: int = Field(description="the client left")
-    rejected: int = Field(description="turned away: can never fit")
-    timed_out: int = Field(description="the client left at its deadline")
+    rejected: int = Field(description="turned away: can never fit, or a door refused it")
+    timed_out: int = Field(description="the client left at its deadline, or the request waited longer than it may")
     unfinished: int = Field(description="the run ended first")
+    turned_away: dict[str, int] = Field(
+        description="rejected and timed out by the engine itself, by reason: never_fits, the kind of a door, "
+        "queue_timeout"
+    )
 
 
 class KVUse(Options):

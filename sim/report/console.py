@@ -142,8 +142,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(throughput['output_tokens_per_s'])} output tokens/s"
         + _goodput(throughput.get("goodput_requests_per_s")),
     )
-    outcomes = {name: count for name, count in summary["outcomes"].items() if count or name == "finished"}
-    yield "requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())
+    yield "requests", _outcomes(summary["outcomes"])
     yield (
         "KV cache",
         f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
@@ -156,6 +155,13 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
     )
     yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _outcomes(outcomes: Mapping[str, Any]) -> str:
+    counts = {name: count for name, count in outcomes.items() if name != "turned_away"}
+    ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count or name == "finished"]
+    reasons = [f"{count:,} by {name}" for name, count in outcomes["turned_away"].items() if name != "never_fits"]
+    return ", ".join(ended) + (f"; turned away: {', '.join(reasons)}" if reasons else "")
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
