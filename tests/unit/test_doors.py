@@ -109,7 +109,7 @@ def outcomes(results):
 
 def test_without_doors_the_queue_of_an_overloaded_engine_grows():
     summary = run(scenario()).summary()
-    assert summary["outcomes"]["turned_away"] == {}
+    assert summary["turned_away"] == {}
     assert summary["metrics"]["queue_ms"]["max"] > 10_000
 
 
@@ -120,7 +120,7 @@ def test_a_wait_that_becomes_too_long_ends_there(tmp_path):
     assert 0.3 < timed_out.mean() < 0.9
     assert (requests["cancelled_ns"] - requests["queued_ns"])[timed_out].tolist() == [NS_PER_S // 2] * timed_out.sum()
     assert (requests["admitted_ns"][timed_out] == NEVER).all()
-    assert summary["outcomes"]["turned_away"] == {"queue_timeout": int(timed_out.sum())}
+    assert summary["turned_away"] == {"queue_timeout": int(timed_out.sum())}
     assert summary["metrics"]["queue_ms"]["max"] <= 510
     results.save(tmp_path)
     assert Results.load(tmp_path).summary() == summary
@@ -138,7 +138,7 @@ def test_doors_bound_the_wait_of_those_who_are_let_in(controls, longest_wait_ms)
     results = run(scenario(admission_control=controls))
     summary = results.summary()
     refused = outcomes(results)["REJECTED"]
-    assert summary["outcomes"]["turned_away"] == {controls[0]["kind"]: refused}
+    assert summary["turned_away"] == {controls[0]["kind"]: refused}
     assert refused > 100
     assert outcomes(results)["FINISHED"] > 200
     assert summary["metrics"]["queue_ms"]["max"] < longest_wait_ms
