@@ -120,6 +120,7 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
         "srpt": "sim.queues.shortest:ShortestRemaining",
         "edf": "sim.queues.edf:EarliestDeadline",
         "quotas": "sim.queues.quotas:Quotas",
+        "triton": "sim.queues.triton:Triton",
         "vtc": "sim.queues.vtc:Vtc",
         "vtc_fair": "sim.queues.vtc:VtcFair",
         "lcf_fair": "sim.queues.vtc:LcfFair",

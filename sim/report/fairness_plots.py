@@ -35,6 +35,6 @@ def service(results: Results) -> Figure | None:
     panel.set_xlim(*run_s)
     shade_unmeasured([panel], run_s, (window.start_ns / NS_PER_S, window.end_ns / NS_PER_S))
     fairness = results.summary()["fairness"]
-    index = "–" if fairness["jain_index"] is None else f"{fairness['jain_index']:.3f}"
-    finish(figure, "Service per client", run_line(results.facts.provenance, f"Jain index {index}"))
+    jain = "–" if fairness["jain_index"] is None else f"{fairness['jain_index']:.3f}"
+    finish(figure, "Service per client", run_line(results.facts.provenance, f"Jain index {jain}"))
     return figure

@@ -28,7 +28,7 @@ from sim.workload.traffic import TrafficClass
 NUM_SLOTS = 4
 TOKEN_BUDGET = 32
 AGE_S = 0.01
-HALF = {"slots": {"ceiling": 0.5}, "kv": {"floor": 0.5}}
+HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
 NOISY = {"kind": "lognormal", "sigma": 0.5}
 VARIANTS = {
     "static": {
@@ -38,10 +38,17 @@ VARIANTS = {
         "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
         "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
         "no batching": {"max_batch_size": 1},
+        "Triton": {
+            "max_batch_size": NUM_SLOTS,
+            "preferred_batch_size": (2, NUM_SLOTS),
+            "max_queue_delay_ms": 7.0,
+            "queue_order": {"kind": "triton", "priority_levels": 2, "default_timeout_ms": 20.0},
+        },
     },
     "orca": {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
+        "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
     },
     "sarathi": {
         "chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET},
