@@ -28,8 +28,10 @@ from sim.policies.grid.config import GridConfig, GridOptions
 from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.engine import GridPolicy
 from sim.policies.grid.pacing import DelayFactorOptions
+from sim.policies.grid.phases import Phases
 from sim.policies.grid.pressure import recompute
 from sim.request import NEVER, Request
+from sim.step import BlockedBy
 
 LONG_CONTEXT = 32768
 """`max_model_len` above which chunked prefill is on by default."""
@@ -187,7 +189,7 @@ def _composition(is_chunked: bool, scheduling_policy: str) -> Composition:
 class PriorityByForce(PrefillFirst):
     """When nothing was admitted, the head of the queue drives out those who run with a larger (priority, arrival)."""
 
-    def before_decodes(self, engine: GridPolicy, draft: Draft) -> None:
+    def before_decodes(self, engine: Phases, draft: Draft) -> None:
         engine.members.put_in_order(sorted(engine.members, key=_rank))
         head = engine.queue.head(draft.now_ns)
         if head is None:
@@ -202,11 +204,14 @@ class PriorityByForce(PrefillFirst):
             engine.queue.remove(request)
             engine.queue.add(request, draft.now_ns)
 
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        return None if len(engine.queue) else super().steady_obstacle(engine, draft)
+
 
 class QueueOrderWithinBudget(Composition):
     """Those who run take tokens in queue order while the budget lasts; who was left out stands first next time."""
 
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         rest = deque(engine.members)
         decodes: list[Request] = []
         prefills: list[Request] = []
@@ -235,8 +240,14 @@ class QueueOrderWithinBudget(Composition):
         draft.chunks += running_chunks + swapped_chunks
         engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
 
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if not engine.num_swapped:
+            return engine.steady_obstacle(draft)
+        obstacle = engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(draft) if obstacle is not None and len(engine.queue) else obstacle
 
-def _fills_its_blocks(engine: GridPolicy, request: Request) -> bool:
+
+def _fills_its_blocks(engine: Phases, request: Request) -> bool:
     """A prefill whose last block is full touches no block; otherwise it wants a free one, although it takes none."""
     return int(request.policy_state.num_to_prefill) % engine.config.limits.block_size == 0
 

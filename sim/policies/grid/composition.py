@@ -7,11 +7,14 @@ beside decodes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from sim.step import BlockedBy
 
 if TYPE_CHECKING:
     from sim.policies.grid.draft import Draft
-    from sim.policies.grid.engine import GridPolicy
+    from sim.policies.grid.phases import Phases
 
 
 class Composition(ABC):
@@ -21,14 +24,23 @@ class Composition(ABC):
     """Whether the next plan may find something to compute although the last one found nothing."""
 
     @abstractmethod
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         """Plan one step. Mutates the engine and the draft."""
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        """What keeps those who wait out of steps in which the same requests decode; None when that is not certain.
+
+        `draft` has the decodes' tokens and is not changed. Pure.
+        """
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(draft)
 
 
 class DecodesFirst(Composition):
     """Everybody who decodes, then ongoing prefills, then new ones, in one step. Chunked or with whole prompts."""
 
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()
         engine.decode(draft)
         engine.continue_prefills(draft)
@@ -45,7 +57,7 @@ class PrefillFirst(Composition):
         """`ends_on_drop`: a step whose admission only dropped requests does not decode either."""
         self._ends_on_drop = ends_on_drop
 
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         engine.continue_prefills(draft)
         if not engine.num_swapped:
             engine.admit(draft)
@@ -58,14 +70,19 @@ class PrefillFirst(Composition):
         if len(draft.preempted) == num_forced_out:
             engine.swap_in(draft)
 
-    def before_decodes(self, engine: GridPolicy, draft: Draft) -> None:
+    def before_decodes(self, engine: Phases, draft: Draft) -> None:
         """Room for an engine that makes some leave first."""
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(replace(draft, num_tokens=0))
 
 
 class ClosedBatch(Composition):
     """Nobody joins until everybody who runs is done. Members that finish drop out of the computation."""
 
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         if not engine.members and not engine.num_swapped:
             engine.admit(draft)
             return
@@ -74,6 +91,13 @@ class ClosedBatch(Composition):
         engine.decode(draft)
         if not draft.preempted:
             engine.swap_in(draft)
+        if not engine.num_swapped:
+            draft.blocked_by = BlockedBy.ADMISSION
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return BlockedBy.ADMISSION if engine.num_waiting else BlockedBy.NOTHING
 
 
 class Alternating(Composition):
@@ -83,7 +107,7 @@ class Alternating(Composition):
         self.is_prefill_turn = True
         """Whose turn the next step is."""
 
-    def fill(self, engine: GridPolicy, draft: Draft) -> None:
+    def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()
         self.wants_another_try = not self.is_prefill_turn
         if self.is_prefill_turn:
@@ -97,3 +121,10 @@ class Alternating(Composition):
         if not draft.preempted:
             engine.swap_in(draft)
         self.is_prefill_turn = True
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if not self.is_prefill_turn:
+            return None
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(replace(draft, num_tokens=0))

@@ -57,8 +57,8 @@ class Pacing(ABC):
     def opens(self, situation: Situation) -> bool:
         """Whether one more request may be admitted now. May note that it was asked."""
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:  # noqa: B027  # some rules remember nothing
-        """A step was planned in which so many were admitted and so many stay behind. Mutates the rule's memory."""
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:  # noqa: B027  # some rules remember nothing
+        """So many steps were planned in which so many were admitted and so many stay behind. Mutates the memory."""
 
 
 class AlwaysOptions(PacingOptions):
@@ -117,7 +117,7 @@ class DelayFactor(Pacing):
             return True
         return now_ns - earliest_ns > self._factor * self._latency_ns
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
         self._previous_admitted |= num_admitted > 0
 
 
@@ -145,8 +145,8 @@ class EveryNSteps(Pacing):
     def opens(self, situation: Situation) -> bool:
         return not situation.num_decoding or self._num_steps_since + 1 >= self._n
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:
-        self._num_steps_since = 0 if num_admitted else self._num_steps_since + 1
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
+        self._num_steps_since = 0 if num_admitted else self._num_steps_since + num_steps
 
 
 class MinBatchOptions(PacingOptions):
@@ -176,8 +176,8 @@ class MinBatch(Pacing):
             return True
         return situation.num_waiting >= self._k or self._num_waited >= self._max_wait_steps
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:
-        self._num_waited = 0 if num_admitted or not num_waiting else self._num_waited + 1
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
+        self._num_waited = 0 if num_admitted or not num_waiting else self._num_waited + num_steps
 
 
 class MaxConsecutiveOptions(PacingOptions):
@@ -204,7 +204,7 @@ class MaxConsecutive(Pacing):
     def opens(self, situation: Situation) -> bool:
         return not situation.num_decoding or self._num_in_a_row < self._n
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
         self._num_in_a_row = self._num_in_a_row + 1 if num_admitted else 0
 
 
@@ -235,8 +235,8 @@ class WaitingServedRatio(Pacing):
             return True
         return situation.num_waiting >= int(self._ratio * situation.num_running)
 
-    def planned(self, num_admitted: int, num_waiting: int) -> None:
-        self._num_steps_since = 0 if num_admitted else self._num_steps_since + 1
+    def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
+        self._num_steps_since = 0 if num_admitted else self._num_steps_since + num_steps
 
 
 PACINGS: Registry[Pacing] = Registry(

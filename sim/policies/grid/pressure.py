@@ -22,17 +22,17 @@ from sim.step import Preemption
 
 if TYPE_CHECKING:
     from sim.policies.grid.draft import Draft, GridState
-    from sim.policies.grid.engine import GridPolicy
+    from sim.policies.grid.phases import Phases
 
 PressureKind = Literal["recompute", "swap", "pause", "reject"]
 
 
-def relieve(engine: GridPolicy, victim: Request, beneficiary: Request, draft: Draft) -> None:
+def relieve(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) -> None:
     """Make room by the engine's rule: `victim` does not run in this step. Mutates both and the pool."""
     RULES[engine.pressure](engine, victim, beneficiary, draft)
 
 
-def recompute(engine: GridPolicy, victim: Request, beneficiary: Request, draft: Draft) -> None:
+def recompute(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) -> None:
     """Give up the victim's KV; it waits again and keeps its answer so far."""
     state: GridState = victim.policy_state
     state.stale_tokens = state.num_to_prefill if state.is_decoding else victim.num_computed_tokens
@@ -46,7 +46,7 @@ def recompute(engine: GridPolicy, victim: Request, beneficiary: Request, draft: 
     engine.requeue(victim, draft)
 
 
-def swap(engine: GridPolicy, victim: Request, beneficiary: Request, draft: Draft) -> None:
+def swap(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) -> None:
     """Move the victim's blocks to host memory. Raises ScenarioError when they do not fit there, as vLLM ends then."""
     engine.unseat(victim)
     num_blocks = victim.num_blocks
@@ -66,7 +66,7 @@ def swap(engine: GridPolicy, victim: Request, beneficiary: Request, draft: Draft
     draft.num_swapped_blocks += num_blocks
 
 
-def reject(engine: GridPolicy, victim: Request, beneficiary: Request, draft: Draft) -> None:
+def reject(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) -> None:
     """Give up the victim for good."""
     engine.unseat(victim)
     draft.dropped.append(victim)
