@@ -13,6 +13,7 @@ from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
 from sim.cost.swapping import Swapping
+from sim.doors.base import build_doors
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -23,6 +24,7 @@ from sim.metrics.load import step_arrays
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
+from sim.reception import Reception, reason_names
 from sim.record import Recorder, Tables
 from sim.request import Request
 from sim.results import Results
@@ -91,10 +93,18 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
+        reception = _reception(scenario, parts.limits)
         cost = _cost(scenario, parts, policy)
         _check_requests(scenario, policy, traffic)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)
+    engine = Engine(
+        clock,
+        EngineCore(policy),
+        cost,
+        recorder,
+        aborts=scenario.engine.abort_on_disconnect,
+        reception=reception,
+    )
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
@@ -128,6 +138,7 @@ def _facts(
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
         is_streaming=policy.streams_answers,
+        turn_away_reasons=reason_names([door.kind for door in scenario.engine.admission_control]),
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
         cost=measurements,
         provenance=provenance(scenario, limits),
@@ -158,6 +169,12 @@ def _measurements(scenario: Scenario, cost: CostModel, steps: StepArrays, tables
 def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
     policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
     return policy.build(scenario.engine, limits)
+
+
+def _reception(scenario: Scenario, limits: EngineLimits) -> Reception:
+    timeout_s = scenario.engine.queue_timeout_s
+    doors = build_doors(scenario.engine.admission_control, limits.class_names)
+    return Reception(doors, None if timeout_s is None else to_ns(timeout_s))
 
 
 def _cost(scenario: Scenario, parts: Replica, policy: Policy) -> CostModel:

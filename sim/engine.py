@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
-import numpy as np
+from simpy.core import Infinity
 from simpy.events import Event
 
 from sim.clock import Clock, Priority
@@ -13,6 +14,7 @@ from sim.core import EngineCore
 from sim.cost.base import CostModel
 from sim.device import Device
 from sim.errors import InvariantError
+from sim.reception import NEVER_FITS, Reception
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
 from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
@@ -21,8 +23,8 @@ MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
 
 
-MIN_STEADY_STEPS = 8
-"""Steps that must be certain to change nothing before they are advanced at once: array arithmetic has its price."""
+MIN_STEADY_STEPS = 3
+"""Steps that must be certain to change nothing before they are advanced at once: to foresee them has its price."""
 
 MAX_STEADY_STEPS = 4096
 
@@ -51,8 +53,11 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
+        reception: Reception | None = None,
     ) -> None:
-        """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
+        """`reception`: turns requests away; None: everybody who could run is let in.
+
+        `aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
         """
@@ -61,6 +66,7 @@ class Engine:
         self._device = Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
+        self._reception = reception or Reception()
         self._arrivals: list[Request] = []
         self._cancels: list[Request] = []
         self._wakeup: Event | None = None
@@ -73,19 +79,28 @@ class Engine:
         """Called when the whole answer of a request has reached its client, which is still there."""
         self.on_depart: Callable[[Request], None] = _ignore
         """Called when a request's client has received the tokens after which it leaves."""
+        self.on_expire: Callable[[Request], None] = _ignore
+        """Called when a request has waited too long: whoever sent it is to cancel it."""
         clock.env.process(self._run())
 
     def submit(self, request: Request) -> None:
         """A request reaches the engine now. What could never run is refused at once."""
         self.sync()
         request.queued_ns = self._clock.now_ns
-        if self._core.policy.never_fits(request) is not None:
+        reason: int | None = NEVER_FITS
+        if self._core.policy.never_fits(request) is None:
+            reason = self._reception.reason_to_refuse(request, self._clock.now_ns)
+        if reason is not None:
             request.status = Status.OVER
             request.outcome = Outcome.REJECTED
+            request.turned_away_by = reason
             self._end(request, NEVER)
             return
         self._arrivals.append(request)
         self._wake()
+        if self._reception.timeout_ns is not None:
+            due_ns = self._clock.now_ns + self._reception.timeout_ns
+            self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).
@@ -99,9 +114,16 @@ class Engine:
         request.num_delivered_tokens = self._recorder.num_tokens(request) if streams else 0
         request.cancelled_ns = self._clock.now_ns
         request.outcome = outcome
-        if self._aborts:
+        if self._aborts or request.turned_away_by != NEVER:
             self._cancels.append(request)
             self._wake()
+
+    def _expire(self, request: Request) -> None:
+        """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""
+        self.sync()
+        if self._reception.is_due(request) and request.cancelled_ns == NEVER:
+            request.turned_away_by = self._reception.timeout_reason
+            self.on_expire(request)
 
     def sync(self) -> None:
         """Let steps that were only foreseen happen up to now: for whoever acts on the engine.
@@ -151,7 +173,10 @@ class Engine:
         core, clock, device = self._core, self._clock, self._device
         if core.num_in_flight != core.depth - 1:
             return None
-        run = core.policy.steady_run(MIN_STEADY_STEPS, MAX_STEADY_STEPS)
+        if device.last_had_prefills:
+            return None  # whoever completes its prefill decodes from the next step on
+        max_steps = self._max_steps_undisturbed()
+        run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
         times = None if run is None else device.foresee(run, clock.now_ns)
         if run is None or times is None:
             return None
@@ -163,6 +188,13 @@ class Engine:
         self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
         return wakeup
 
+    def _max_steps_undisturbed(self) -> int:
+        """About how many steps end before the next thing that is scheduled, which may truncate a run."""
+        next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
+        if not price_ns or next_ns == Infinity:
+            return MAX_STEADY_STEPS
+        return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
+
     def _settle(self, side: Literal["left", "right"]) -> None:
         """Let foreseen steps happen whose end lies before now (left) or not after it (right).
 
@@ -172,13 +204,15 @@ class Engine:
         assert isinstance(foreseen, Foreseen)
         run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
         depth = len(planned_ns)
-        ends_ns = np.concatenate([planned_ns[1:], times.end_ns])
-        num_ended = min(int(np.searchsorted(ends_ns, self._clock.now_ns, side)), len(ends_ns) - depth)
+        bisect = bisect_left if side == "left" else bisect_right
+        num_ended = bisect(planned_ns, self._clock.now_ns, 1) - 1
+        num_ended += bisect(times.end_ns, self._clock.now_ns, 0, len(times.end_ns) - depth)
         if depth > 1 and num_ended:
             self._complete_oldest()
         first = max(0, num_ended - (depth - 1))
         if first:
             self._recorder.record_steady(run, times, first)
+            self._reception.observe_busy(int(times.start_ns[0]), int(times.end_ns[first - 1]))
             self._core.policy.advance_steady(first)
             self._device.skip_to(int(times.end_ns[first - 1]))
         for index in range(first, num_ended + 1):
@@ -194,6 +228,8 @@ class Engine:
             self._end_dropped(step, end_ns)
             return bool(step.preempted or step.dropped)
         self._recorder.record(step, start_ns, end_ns, host_ns, finished)
+        if not self._reception.is_open:
+            self._reception.observe(step, start_ns, end_ns)
         if step.dropped:
             self._end_dropped(step, end_ns)
         if finished is not NOTHING_ENDED:
@@ -205,6 +241,7 @@ class Engine:
         for request in step.dropped:
             if request.cancelled_ns == NEVER:
                 request.outcome = Outcome.REJECTED
+                request.turned_away_by = NEVER_FITS
             self._end(request, end_ns)
 
     def _tell_clients(self, finished: Finished) -> None:
@@ -255,6 +292,7 @@ class Engine:
             self._end(request, self._clock.now_ns)
 
     def _end(self, request: Request, released_ns: int) -> None:
+        self._reception.admitted(request)
         self._recorder.end(request, released_ns)
         self.on_release(request)
 

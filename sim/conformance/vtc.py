@@ -18,6 +18,7 @@ from sim.queues.accounts import AccountOrder
 from sim.queues.base import QueueOrder
 from sim.queues.mdrr import MdrrFair
 from sim.queues.vtc_foresight import VtcLenPredict
+from sim.reception import Reception
 from sim.request import Request
 
 QUANTA_IN_POOL = 20
@@ -124,7 +125,7 @@ class VtcReplay(EngineStepsReplay):
         return call
 
     def _arrive(self, request: Request) -> None:
-        if self._door and self._door.refuses(request, self.now_ns(), self.policy):
+        if self._door and self._door.refuses(request, self.now_ns(), Reception()):
             self._rejected.append(request)
             return
         if self._door:

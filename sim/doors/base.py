@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol, Self
 
 from pydantic import Field
 
+from sim.errors import ScenarioError
 from sim.options import Options
 from sim.registry import Registry
 from sim.request import Request
@@ -23,6 +24,9 @@ class Inside(Protocol):
     @property
     def num_waiting(self) -> int:
         """Requests that are in and have not been admitted to the batch, those on their way to the queue included."""
+
+    def predicted_ttft_ns(self, request: Request) -> float | None:
+        """When its first token would come, from now; None while nothing is known of the engine's pace. Pure."""
 
 
 class DoorOptions(Options):
@@ -56,6 +60,21 @@ DOORS: Registry[Door] = Registry(
     "door",
     "sim.doors.base:Door",
     {
+        "queue_limit": "sim.doors.queue_limit:QueueLimit",
+        "token_bucket": "sim.doors.token_bucket:TokenBucket",
         "rate_limit": "sim.doors.rate_limit:RateLimit",
+        "predicted_ttft": "sim.doors.predicted_ttft:PredictedTtft",
     },
 )
+
+
+def build_doors(options: Sequence[DoorOptions], class_names: Sequence[str]) -> list[Door]:
+    """The doors of an engine whose `admission_control` says `options`. Raises ScenarioError at its place there."""
+    doors = []
+    for number, door in enumerate(options):
+        try:
+            doors.append(DOORS.load(door.kind, allow_imports=True).build(door, class_names))
+        except ScenarioError as error:
+            place = f"engine.admission_control[{number}].{error.place}"
+            raise ScenarioError(place, error.found, valid=error.valid, remedy=error.remedy) from error
+    return doors

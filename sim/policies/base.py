@@ -14,9 +14,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
+from sim.doors.base import DOORS, DoorOptions
 from sim.errors import InvariantError
 from sim.gpu import Gpu
-from sim.options import Count, Options, Share
+from sim.options import Count, OneOf, Options, PositiveSeconds, Share
 from sim.registry import Registry
 from sim.request import Request
 from sim.step import Finished, SteadyRun, Step
@@ -39,6 +40,12 @@ class EngineOptions(Options):
     gpu_memory_utilization: Share = Field(default=0.9, description="part of the GPU's memory that the engine may use")
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8"] = Field(
         default="auto", description="element type of KV; auto: the model's own type"
+    )
+    admission_control: tuple[Annotated[DoorOptions, OneOf(DOORS)], ...] = Field(
+        default=(), description="doors that turn requests away when they arrive, asked in this order"
+    )
+    queue_timeout_s: PositiveSeconds | None = Field(
+        default=None, description="seconds that a request may wait for its first admission; then it is turned away"
     )
     abort_on_disconnect: bool = Field(
         default=True, description="free a request's KV when its client leaves; false: compute it to its end"

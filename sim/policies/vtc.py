@@ -26,7 +26,7 @@ from sim.errors import InvariantError
 from sim.kv.counted import CountedCache
 from sim.options import Count, CountOrZero, OneOf
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Step, StepShape
@@ -87,7 +87,10 @@ class Vtc(Policy):
     def __init__(self, options: VtcOptions, limits: EngineLimits) -> None:
         self._options = options
         self._max_model_len = limits.max_model_len
-        self.queue = build_order(options.queue_order, limits.class_names)
+        self.queue = build_order(
+            options.queue_order,
+            Setting(limits.class_names, options.running_max_req_size, limits.num_gpu_blocks * limits.block_size),
+        )
         self.follows_arrival_order = self.queue.is_arrival_order
         self._num_waiting = 0
         """In the queue and not cancelled: who is cancelled there stays in it until it is at the head."""
@@ -227,7 +230,7 @@ class Vtc(Policy):
             queue.take(request, now_ns)
             self._num_waiting -= 1
             admitted.append(request)
-        return admitted, BlockedBy.NOTHING
+        return admitted, self._pause()
 
     def _lack(self, courses: Sequence[Course], num_clients: int, num_tokens: int) -> BlockedBy:
         """What these requests, running and new, would lack; `num_tokens`: prompts of the new ones."""
@@ -248,6 +251,7 @@ class Vtc(Policy):
         return Course(request.prompt_tokens + num_outputs, max_tokens - num_outputs - (request in self._running))
 
     def _pause(self) -> BlockedBy:
+        """Why whoever waits was not even tried."""
         return BlockedBy.ADMISSION if self._num_waiting else BlockedBy.NOTHING
 
     # ------------------------------------------------------------------ passes

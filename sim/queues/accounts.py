@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from sim.errors import ScenarioError, did_you_mean
-from sim.options import NonNegative, Positive
-from sim.queues.base import QueueOrder, QueueOrderOptions
+from sim.options import NonNegative, Positive, by_class_index
+from sim.queues.base import QueueOrder, QueueOrderOptions, Setting
 from sim.request import Request
 
 
@@ -54,16 +53,8 @@ class AccountOrder(QueueOrder):
     has_one_price = True
     """Whether every output token costs `output_price`."""
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        for name in options.weights:
-            if name not in class_names:
-                raise ScenarioError(
-                    "weights",
-                    f"no request class is called {name!r}",
-                    valid=f"classes: {', '.join(class_names)}",
-                    remedy=did_you_mean(name, class_names),
-                )
-        self._weights = {class_names.index(name): weight for name, weight in options.weights.items()}
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        self._weights = by_class_index(options.weights, setting.class_names, "weights")
         self._input_price, self._output_price = options.input_price, options.output_price
         self._accounts: dict[int, Account] = {}
         """By class, in the order in which clients were first seen."""
@@ -71,9 +62,9 @@ class AccountOrder(QueueOrder):
         self._tick = 0
 
     @classmethod
-    def build(cls, options: QueueOrderOptions, class_names: Sequence[str]) -> Self:
+    def build(cls, options: QueueOrderOptions, setting: Setting) -> Self:
         assert isinstance(options, AccountOptions)
-        return cls(options, class_names)
+        return cls(options, setting)
 
     def add(self, request: Request, now_ns: int) -> None:
         account = self._account(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field
 
@@ -17,6 +17,17 @@ from sim.errors import ScenarioError
 from sim.options import Options
 from sim.registry import Registry
 from sim.request import Request
+
+
+class Setting(NamedTuple):
+    """What an order may know of the engine that it serves."""
+
+    class_names: Sequence[str] = ()
+    """The request classes of the traffic, by `request.class_index`."""
+    num_slots: int = 10**12
+    """Requests that may run at once."""
+    kv_tokens: int = 10**12
+    """Tokens that the KV cache holds."""
 
 
 class QueueOrderOptions(Options):
@@ -34,11 +45,11 @@ class QueueOrder(ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, options: QueueOrderOptions, class_names: Sequence[str]) -> Self:
-        """An empty queue. `options` is an instance of `cls.Options`; `class_names` are those of the traffic.
+    def build(cls, options: QueueOrderOptions, setting: Setting) -> Self:
+        """An empty queue. `options` is an instance of `cls.Options`.
 
-        Raises ScenarioError (place: the key within `queue_order`) where options name a class that is not
-        among them.
+        Raises ScenarioError (place: the key within `queue_order`) where options name a class that the traffic
+        does not have.
         """
 
     @abstractmethod
@@ -51,7 +62,10 @@ class QueueOrder(ABC):
 
     @abstractmethod
     def head(self, now_ns: int) -> Request | None:
-        """Who is next, None when nobody waits; the same until somebody comes, goes or is served, or time passes."""
+        """Who is next; None when nobody waits, or nobody who waits may be admitted now.
+
+        The same until somebody comes, goes or is served, or time passes. Never None for ever while nobody runs.
+        """
 
     @abstractmethod
     def take(self, request: Request, now_ns: int) -> None:
@@ -101,6 +115,12 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
     {
         "fcfs": "sim.queues.fcfs:Fcfs",
         "priority": "sim.queues.priority:Priority",
+        "priority_aging": "sim.queues.priority:AgingPriority",
+        "sjf": "sim.queues.shortest:ShortestFirst",
+        "srpt": "sim.queues.shortest:ShortestRemaining",
+        "edf": "sim.queues.edf:EarliestDeadline",
+        "quotas": "sim.queues.quotas:Quotas",
+        "triton": "sim.queues.triton:Triton",
         "vtc": "sim.queues.vtc:Vtc",
         "vtc_fair": "sim.queues.vtc:VtcFair",
         "lcf_fair": "sim.queues.vtc:LcfFair",
@@ -112,11 +132,11 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
 )
 
 
-def build_order(options: QueueOrderOptions, class_names: Sequence[str]) -> QueueOrder:
+def build_order(options: QueueOrderOptions, setting: Setting) -> QueueOrder:
     """The queue of an engine whose `queue_order` says `options`. Raises ScenarioError at `engine.queue_order`."""
     order = QUEUE_ORDERS.load(options.kind, allow_imports=True)
     try:
-        return order.build(options, class_names)
+        return order.build(options, setting)
     except ScenarioError as error:
         place = f"engine.queue_order.{error.place}"
         raise ScenarioError(place, error.found, valid=error.valid, remedy=error.remedy) from error

@@ -6,12 +6,12 @@ Source: vLLM (`FCFSRequestQueue`: append, `prepend_request`), and most engines b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field
 
-from sim.queues.base import QueueOrder, QueueOrderOptions
+from sim.queues.base import QueueOrder, QueueOrderOptions, Setting
 from sim.request import Request
 
 
@@ -31,7 +31,7 @@ class Fcfs(QueueOrder):
         self._waiting: OrderedDict[Request, None] = OrderedDict()
 
     @classmethod
-    def build(cls, options: QueueOrderOptions, class_names: Sequence[str]) -> Self:
+    def build(cls, options: QueueOrderOptions, setting: Setting) -> Self:
         return cls()
 
     def add(self, request: Request, now_ns: int) -> None:

@@ -10,7 +10,7 @@ Source: VTC-artifact @192c2e2, `mdrr_req_queue.py` (there the quantum is a twent
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy
 from typing import Literal
 
@@ -18,6 +18,7 @@ from pydantic import Field
 
 from sim.options import Positive
 from sim.queues.accounts import Account, AccountOptions, AccountOrder
+from sim.queues.base import Setting
 from sim.request import Request
 
 
@@ -33,8 +34,8 @@ class MdrrFair(AccountOrder):
 
     Options = MdrrOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         assert isinstance(options, MdrrOptions)
         self._quantum = options.quantum
         self._turns: deque[Account] = deque()

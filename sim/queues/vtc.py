@@ -13,12 +13,12 @@ clients that always wait by 2 max(input_price × longest prompt, output_price ×
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from sim.queues.accounts import Account, AccountOptions, AccountOrder
+from sim.queues.base import Setting
 from sim.request import Request
 
 
@@ -72,8 +72,8 @@ class VtcFair(LcfFair):
 
     Options: ClassVar[type[AccountOptions]] = CostedOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         self.has_one_price = getattr(options, "cost_func", "linear") == "linear"
 
     def _returns(self, account: Account) -> None:
@@ -101,8 +101,8 @@ class Vtc(VtcFair):
 
     Options = VtcOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         self._last_to_leave: Account | None = None
 
     def remove(self, request: Request) -> None:
@@ -129,8 +129,8 @@ class VtcMaxFair(LcfFair):
 
     Options = VtcMaxOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         self._decoding: dict[Request, int] = {}
 
     def begin_admission(self, now_ns: int) -> None:

@@ -10,12 +10,12 @@ answers, (4 × old + length) / 5, from 0 and the first answer's own length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from sim.queues.accounts import Account, AccountOptions
+from sim.queues.base import Setting
 from sim.queues.vtc import VtcFair
 from sim.request import Request
 
@@ -37,8 +37,8 @@ class VtcOracle(VtcFair):
 
     Options: ClassVar[type[AccountOptions]] = VtcOracleOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         self.has_one_price = False
         self._predicted: dict[Request, float] = {}
         """Of those that were admitted and are not over."""
@@ -71,8 +71,8 @@ class VtcLenPredict(VtcOracle):
 
     Options = VtcLenPredictOptions
 
-    def __init__(self, options: AccountOptions, class_names: Sequence[str]) -> None:
-        super().__init__(options, class_names)
+    def __init__(self, options: AccountOptions, setting: Setting) -> None:
+        super().__init__(options, setting)
         self.usual_outputs: dict[int, float] = {}
         """By class: the mean, which starts at the first answer's length."""
 

@@ -113,6 +113,8 @@ def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[Renderabl
     yield facts_table("", list(_facts(summary)))
     for note in _notes(summary):
         yield Text(f"note: {note}")
+    if summary["fairness"]:
+        yield from fairness_report(summary["fairness"])
     yield limits_line(summary["limits"])
 
 
@@ -154,6 +156,23 @@ def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def fairness_report(fairness: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What each client got and how long it waited for it, and how equal that is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("client", overflow="fold")
+    for head in ("service/s", "longest wait, ms", "slowdown mean", "p99", "max"):
+        table.add_column(head, justify="right")
+    for name, client in fairness["by_client"].items():
+        figures = [client["service_per_s"], client["longest_wait_ms"]]
+        figures += [client["slowdown"][statistic] for statistic in ("mean", "p99", "max")]
+        table.add_row(Text(name), *(number(figure) for figure in figures))
+    yield table
+    yield Text(
+        f"service counts a prompt token once and an output token twice: Jain index {number(fairness['jain_index'])}, "
+        f"difference {number(fairness['service_difference'])}, {number(fairness['peak_service_difference'])} at peak"
+    )
+
+
 def limits_line(limits: Mapping[str, Any]) -> Text:
     """The last line: what limits the run."""
     shares = sorted(limits["shares"].items(), key=lambda item: -item[1])
@@ -169,8 +188,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(throughput['output_tokens_per_s'])} output tokens/s"
         + _goodput(throughput.get("goodput_requests_per_s")),
     )
-    outcomes = {name: count for name, count in summary["outcomes"].items() if count or name == "finished"}
-    yield "requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())
+    yield "requests", _outcomes(summary["outcomes"], summary["turned_away"])
     yield (
         "KV cache",
         f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
@@ -183,6 +201,12 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
     )
     yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _outcomes(outcomes: Mapping[str, int], turned_away: Mapping[str, int]) -> str:
+    ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items() if count or name == "finished"]
+    reasons = [f"{count:,} by {name}" for name, count in turned_away.items() if name != "never_fits"]
+    return ", ".join(ended) + (f"; turned away: {', '.join(reasons)}" if reasons else "")
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sim.clients import Clients
-from sim.clock import NS_PER_MS, Clock
+from sim.clock import NS_PER_MS, Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
@@ -27,6 +27,9 @@ from sim.workload.traffic import TrafficClass
 
 NUM_SLOTS = 4
 TOKEN_BUDGET = 32
+AGE_S = 0.01
+HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
+NOISY = {"kind": "lognormal", "sigma": 0.5}
 VARIANTS = {
     "static": {
         "padded": {"max_batch_size": NUM_SLOTS},
@@ -35,10 +38,17 @@ VARIANTS = {
         "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
         "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
         "no batching": {"max_batch_size": 1},
+        "Triton": {
+            "max_batch_size": NUM_SLOTS,
+            "preferred_batch_size": (2, NUM_SLOTS),
+            "max_queue_delay_ms": 7.0,
+            "queue_order": {"kind": "triton", "priority_levels": 2, "default_timeout_ms": 20.0},
+        },
     },
     "orca": {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
+        "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
     },
     "sarathi": {
         "chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET},
@@ -108,6 +118,9 @@ VARIANTS = {
         "paper": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc"}},
         "predicted": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc_len_predict"}},
         "round robin": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "mdrr_fair", "quantum": 30.0}},
+        "quotas": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "quotas", "classes": {"all": HALF}}},
+        "aging": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "priority_aging", "age_s": AGE_S}},
+        "shortest rest": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "srpt", "prediction": NOISY}},
     },
     "fastserve": {
         "fcfs": {"max_batch_size": NUM_SLOTS, "scheduler": "fcfs"},
@@ -478,6 +491,26 @@ def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
     by_queue = admitted[np.lexsort((admitted, requests["queued_ns"][admitted]))]
     order = requests["admitted_iteration"][by_queue]
     assert (order[:-1] <= order[1:]).all()
+
+
+AGING = [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == "priority_aging"]
+
+
+@pytest.mark.parametrize("case", AGING, ids=[": ".join(case) for case in AGING])
+@every_pool
+@every_traffic
+def test_with_aging_nobody_waits_for_those_who_come_much_later(case, pool, traffic):
+    """Whoever is passed had been there for less than the age of the difference in priority."""
+    run = run_of(case, pool, traffic)
+    requests, priority = run.tables.requests, run.traffic.priority[run.rows]
+    admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
+    iteration, arrival_ns = requests["admitted_iteration"][admitted], requests["arrival_ns"][admitted]
+    queued_ns, levels = requests["queued_ns"][admitted], priority[admitted]
+    planned_ns = requests["admitted_ns"][admitted] - run.tables.iterations["host_ns"][iteration]
+    is_passed = (iteration[:, None] > iteration) & (queued_ns[:, None] < planned_ns)
+    head_start_ns = arrival_ns - arrival_ns[:, None]
+    allowed_ns = (levels[:, None] - levels) * to_ns(AGE_S)
+    assert (head_start_ns <= allowed_ns)[is_passed & (requests["num_preemptions"][admitted] == 0)[:, None]].all()
 
 
 def answered_ns(run):

@@ -18,7 +18,7 @@ from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
-from sim.queues.base import QueueOrder, build_order
+from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy
 
@@ -42,7 +42,8 @@ class Phases(Policy):
             config.watermark_blocks,
             config.needs_free_block and config.pressure != "pause",
         )
-        self.queue = build_order(config.queue_order, limits.class_names)
+        kv_tokens = limits.num_gpu_blocks * limits.block_size
+        self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self._swapped: deque[Request] = deque()
@@ -258,6 +259,8 @@ class Phases(Policy):
                 return
             head = self.queue.head(draft.now_ns)
             if head is None:
+                if len(self.queue):
+                    draft.blocked_by = BlockedBy.ADMISSION
                 return
             num_tokens = self.tokens_for(head, draft)
             if self.is_hopeless(head, num_tokens):

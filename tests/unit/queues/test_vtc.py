@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim.errors import ScenarioError
 from sim.policies.base import EngineLimits
 from sim.policies.vtc import Vtc
-from sim.queues.base import QUEUE_ORDERS
+from sim.queues.base import QUEUE_ORDERS, Setting
 from sim.request import Request, Status
 
 ACCOUNTS = ["vtc", "vtc_fair", "lcf_fair", "vtc_max_fair", "vtc_oracle", "vtc_len_predict", "mdrr_fair"]
@@ -19,7 +19,7 @@ CLASSES = ("a", "b", "c")
 
 def queue(kind, **options):
     cls = QUEUE_ORDERS.load(kind)
-    return cls.build(cls.Options(kind=kind, **options), CLASSES)
+    return cls.build(cls.Options(kind=kind, **options), Setting(CLASSES))
 
 
 def request(index, client, prompt=10, output=10):
