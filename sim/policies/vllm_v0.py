@@ -218,7 +218,46 @@ class QueueOrderWithinBudget(Composition):
     order = "queue order within the budget, then returns, then new prefills"
 
     def fill(self, engine: Phases, draft: Draft) -> None:
+        if not self._fill_undisturbed(engine, draft):
+            self._fill_one_by_one(engine, draft)
+
+    def _fill_undisturbed(self, engine: Phases, draft: Draft) -> bool:
+        """A step that has tokens and blocks for all who run. False, and nothing changed, where it might not."""
+        members, budget = engine.members, engine.config.token_budget
+        lefts = [engine.tokens_left(r) for r in members.prefilling]
+        num_before_last = members.num_decoding + sum(lefts[:-1])
+        is_cut = members.num_decoding + sum(lefts) > budget
+        if engine.num_swapped or num_before_last + bool(lefts) > budget or (is_cut and not members.prefill_stands_last):
+            return False
+        if not engine.decode_all(draft):
+            return False
+        prefilling = list(members.prefilling)
+        for request, left in zip(prefilling, lefts, strict=True):
+            engine.prefill(request, min(left, engine.budget_left(draft, 0)), draft)
+        members.move_to_end(prefilling)
+        running_chunks, draft.chunks = draft.chunks, []
+        engine.admit(draft, num_running=0)
+        draft.chunks += running_chunks
+        return True
+
+    def _fill_one_by_one(self, engine: Phases, draft: Draft) -> None:
         rest = deque(engine.members)
+        decodes, prefills = self._walk(engine, rest, draft)
+        for request in rest:
+            if request.policy_state.is_decoding:
+                engine.members.leave_out(request, draft)
+        running_chunks, draft.chunks = draft.chunks, []
+        if not draft.preempted:
+            engine.swap_in(draft)
+        swapped_chunks, draft.chunks = draft.chunks, []
+        engine.admit(draft, num_running=len(rest))
+        back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
+        new = [request for request, _ in draft.chunks]
+        draft.chunks += running_chunks + swapped_chunks
+        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
+
+    def _walk(self, engine: Phases, rest: deque[Request], draft: Draft) -> tuple[list[Request], list[Request]]:
+        """Serve those who run from the front of `rest`; who is left there was left out. Returns decodes, prefills."""
         decodes: list[Request] = []
         prefills: list[Request] = []
         while rest:
@@ -233,18 +272,7 @@ class QueueOrderWithinBudget(Composition):
             elif _fills_its_blocks(engine, request) or engine.make_room(request, rest, draft):
                 engine.prefill(request, num_tokens, draft)
                 prefills.append(request)
-        for request in rest:
-            if request.policy_state.is_decoding:
-                engine.members.leave_out(request, draft)
-        running_chunks, draft.chunks = draft.chunks, []
-        if not draft.preempted:
-            engine.swap_in(draft)
-        swapped_chunks, draft.chunks = draft.chunks, []
-        engine.admit(draft, num_running=len(rest))
-        back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
-        new = [request for request, _ in draft.chunks]
-        draft.chunks += running_chunks + swapped_chunks
-        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
+        return decodes, prefills
 
     def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
         if not engine.num_swapped:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from sim.batch import RunningBatch
 from sim.policies.grid.draft import Draft, GridState, GridStep
@@ -67,6 +68,11 @@ class Members:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)
         self._queue.advance(num_ticks)
+
+    @property
+    def prefill_stands_last(self) -> bool:
+        """Whether those who are not through their prefill stand behind all others."""
+        return all(request in self.prefilling for request in islice(reversed(self._order), len(self.prefilling)))
 
     # ------------------------------------------------------------------ order
 

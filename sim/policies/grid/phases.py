@@ -124,18 +124,24 @@ class Phases(Policy):
 
     def decode(self, draft: Draft) -> None:
         """Everybody who can decode does. Where blocks are short, victims make room, last ones first."""
+        if not self.decode_all(draft):
+            self._decode_one_by_one(draft)
+
+    def decode_all(self, draft: Draft) -> bool:
+        """Let all decode at once, where nobody can lack a block for it. False, and nothing changed, where one might."""
         batch = self.members.lanes[draft.lane]
-        if not self.members.idle and self.num_stages == 1:
-            growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
-            if len(growing) + self._reservation.needs_free_block <= self.kv.free_blocks or not batch:
-                for request in growing:
-                    self.kv.allocate(request, 1)
-                draft.num_new_blocks += len(growing)
-                self._publish(batch.at_context(self._block_size - 1))
-                draft.decodes = len(batch) > 0
-                draft.num_tokens += len(batch)
-                return
-        self._decode_one_by_one(draft)
+        if self.members.idle or self.num_stages > 1:
+            return False
+        growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
+        if batch and len(growing) + self.needs_free_block > self.kv.free_blocks:
+            return False
+        for request in growing:
+            self.kv.allocate(request, 1)
+        draft.num_new_blocks += len(growing)
+        self._publish(batch.at_context(self._block_size - 1))
+        draft.decodes = len(batch) > 0
+        draft.num_tokens += len(batch)
+        return True
 
     def _decode_one_by_one(self, draft: Draft) -> None:
         rest = deque(self.members)
