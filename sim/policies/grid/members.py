@@ -56,6 +56,8 @@ class Members:
     @property
     def live_tokens(self) -> int:
         """Tokens that they have in KV."""
+        if not self.prefilling and not self.idle and len(self.lanes) == 1:
+            return self.lanes[0].context_sum
         apart = [r.num_computed_tokens for r in self.prefilling] + [r.num_computed_tokens for r in self.idle]
         return sum(apart) + sum([batch.context_sum for batch in self.lanes])
 

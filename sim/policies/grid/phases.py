@@ -47,6 +47,9 @@ class Phases(Policy):
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self.reads_clock = self.pacing.reads_clock
+        prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
+        self._must_try_to_admit = prepares or not self.pacing.is_steady
+        """Whether an admission changes something although nobody waits."""
         self._swapped: deque[Request] = deque()
         self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
 
@@ -257,6 +260,8 @@ class Phases(Policy):
 
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
+        if not (self.queue or self._must_try_to_admit):
+            return
         if num_running is None:
             num_running = len(self.members)
         self.queue.begin_admission(draft.now_ns)
