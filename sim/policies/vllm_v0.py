@@ -100,6 +100,12 @@ class VllmV0(GridPolicy):
         assert isinstance(options, VllmV0Options)
         _refuse_contradictions(options)
         is_chunked, budget = options.chunks(limits.max_model_len), options.budget(limits.max_model_len)
+        if is_chunked and options.enable_prefix_caching and budget % limits.block_size:
+            raise ScenarioError(
+                "engine.max_num_batched_tokens",
+                f"{budget} is no multiple of block_size {limits.block_size}",
+                valid="chunked prefill with prefix caching needs one",
+            )
         own: dict[str, object] = {}
         if options.preemption_mode:
             own["pressure"] = options.preemption_mode
@@ -130,6 +136,11 @@ class VllmV0(GridPolicy):
         return self.never_admitted(head)
 
     # ------------------------------------------------------------------ prefix caching
+
+    def cut(self, left: int, budget: int) -> int:
+        if self._cache is None or left <= budget:
+            return min(left, budget)
+        return budget - budget % self._block_size
 
     def plan(self, now_ns: int) -> GridStep:
         step = super().plan(now_ns)
@@ -227,13 +238,14 @@ class QueueOrderWithinBudget(Composition):
         lefts = [engine.tokens_left(r) for r in members.prefilling]
         num_before_last = members.num_decoding + sum(lefts[:-1])
         is_cut = members.num_decoding + sum(lefts) > budget
-        if engine.num_swapped or num_before_last + bool(lefts) > budget or (is_cut and not members.prefill_stands_last):
+        has_last_no_tokens = bool(lefts) and engine.cut(lefts[-1], budget - num_before_last) <= 0
+        if num_before_last > budget or has_last_no_tokens or (is_cut and not members.prefill_stands_last):
             return False
-        if not engine.decode_all(draft):
+        if engine.num_swapped or not engine.decode_all(draft):
             return False
         prefilling = list(members.prefilling)
         for request, left in zip(prefilling, lefts, strict=True):
-            engine.prefill(request, min(left, engine.budget_left(draft, 0)), draft)
+            engine.prefill(request, engine.cut(left, engine.budget_left(draft, 0)), draft)
         members.move_to_end(prefilling)
         running_chunks, draft.chunks = draft.chunks, []
         engine.admit(draft, num_running=0)
@@ -262,7 +274,7 @@ class QueueOrderWithinBudget(Composition):
         prefills: list[Request] = []
         while rest:
             request = rest[0]
-            num_tokens = min(engine.tokens_left(request), engine.budget_left(draft, 0))
+            num_tokens = engine.cut(engine.tokens_left(request), engine.budget_left(draft, 0))
             if num_tokens <= 0:
                 break
             rest.popleft()

@@ -195,7 +195,7 @@ class Phases(Policy):
         waiting_for_more = [r for r in self.members.prefilling if not self._is_in_flight(r)]
         for request in waiting_for_more:
             left = request.policy_state.num_to_prefill - request.num_computed_tokens
-            num_tokens = min(left, self.budget_left(draft, request.num_computed_tokens))
+            num_tokens = self.cut(left, self.budget_left(draft, request.num_computed_tokens))
             if num_tokens > 0:
                 self.prefill(request, num_tokens, draft)
         self.members.move_to_end(waiting_for_more)
@@ -307,7 +307,11 @@ class Phases(Policy):
         left = state.num_to_prefill - state.stale_tokens if is_stale else head.num_tokens
         if not self.config.chunked:
             return left
-        return min(left, self.budget_left(draft, state.stale_tokens if is_stale else 0))
+        return self.cut(left, self.budget_left(draft, state.stale_tokens if is_stale else 0))
+
+    def cut(self, left: int, budget: int) -> int:
+        """Tokens of a prefill that has so many left, within a budget. Pure."""
+        return min(left, budget)
 
     def budget_left(self, draft: Draft, num_done: int) -> int:
         """Tokens that a prefill of which `num_done` are done may still get in this step. Pure."""
