@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from calibration import importing
+from calibration import device_cli, fitting, importing
 
 app = typer.Typer(
     help="Make cost artifacts from measured kernels, and check predictions against measured runs.",
@@ -19,12 +19,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(device_cli.app)
+
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, help="GPUs that share the model")]
 Model = Annotated[str | None, typer.Option("--model", help="bundled name or config.json, if it is not recognized")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
 
 
 app.command("import")(importing.command)
+app.command()(fitting.fit)
+app.command()(fitting.check)
+app.command("fit-server")(fitting.fit_server)
 
 
 @app.command()
@@ -54,6 +59,8 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
+    for line in fitting.held_out_lines(artifact):
+        typer.echo(line)
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
     for part in artifact.missing:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from simpy.events import Event
 
 from sim.clock import Clock, Priority
 from sim.engine import Engine
@@ -64,7 +63,7 @@ class Clients:
         arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
         self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
 
-    def _arrive_open(self, _: Event) -> None:
+    def _arrive_open(self, _: object) -> None:
         self._arrive(self._traffic.request(self._open_rows.popleft()))
         if self._open_rows:
             self._schedule_next_arrival()
