@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.errors import ArtifactError
+from calibration import importing
 
 app = typer.Typer(
     help="Make cost artifacts from measured kernels, and check predictions against measured runs.",
@@ -24,84 +24,7 @@ Model = Annotated[str | None, typer.Option("--model", help="bundled name or conf
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
 
 
-@app.command("import")
-def import_(
-    kind: Annotated[str, typer.Argument(help="whose measurements: llmservingsim, aiconfigurator or vidur")],
-    paths: Annotated[
-        list[Path], typer.Argument(help="folder of the profile; vidur: the files of mlp, attention and all-reduce")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="the artifact to write (JSON)")],
-    tensor_parallel: TensorParallel = None,
-    model: Model = None,
-    gpu: Annotated[str, typer.Option("--gpu", help="aiconfigurator: first part of the files' names")] = "h100_sxm",
-    link_gb_per_s: Annotated[
-        float | None, typer.Option(min=0.001, help="llmservingsim: rate of the link between GPUs, which was not timed")
-    ] = None,
-    link_latency_us: Annotated[float, typer.Option(min=0, help="latency of that link")] = 0.0,
-    host_us: Annotated[float | None, typer.Option(min=0, help="time of the host before every iteration")] = None,
-    host_us_per_request: Annotated[float, typer.Option(min=0, help="the same for each request in it")] = 0.0,
-    host_from: Annotated[Path | None, typer.Option(help="take both from a table of Vidur's CPU overheads")] = None,
-) -> None:
-    """Turn published measurements into a cost artifact."""
-    from calibration.host import fit_vidur_overheads, with_host
-    from calibration.importers import aiconfigurator, llmservingsim, vidur
-
-    degree = tensor_parallel or 1
-    _check_number_of(paths, kind)
-    if kind == "llmservingsim":
-        link = None if link_gb_per_s is None else llmservingsim.Link(link_gb_per_s * 1e3, link_latency_us)
-        artifact = llmservingsim.import_profile(paths[0], degree, model, link)
-    elif kind == "aiconfigurator":
-        artifact = aiconfigurator.import_tables(paths[0], _needed(model), gpu, degree)
-    else:
-        all_reduce = paths[2] if len(paths) > 2 else None
-        artifact = vidur.import_profile(paths[0], paths[1], _needed(model), degree, all_reduce)
-    if host_from is not None:
-        host_us, host_us_per_request = fit_vidur_overheads(host_from, degree)
-    if host_us is not None:
-        artifact = with_host(artifact, host_us, host_us_per_request)
-    artifact.write(out)
-    typer.echo(f"wrote {out}: {len(artifact.terms)} terms of {artifact.model} on {artifact.hardware}")
-    typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
-
-
-def _check_number_of(paths: list[Path], kind: str) -> None:
-    expected = {"llmservingsim": (1, 1), "aiconfigurator": (1, 1), "vidur": (2, 3)}
-    if kind not in expected:
-        raise ArtifactError("KIND", f"unknown importer {kind!r}", valid=f"known: {', '.join(expected)}")
-    least, most = expected[kind]
-    if not least <= len(paths) <= most:
-        raise ArtifactError("PATHS", f"{len(paths)} given", valid=f"{kind} takes {least} to {most}")
-
-
-def _needed(model: str | None) -> str:
-    if model is None:
-        raise ArtifactError("--model", "is missing", valid="expected a bundled name or a config.json")
-    return model
-
-
-@app.command("fit-linear")
-def fit_linear(
-    kind: Annotated[str, typer.Argument(help="whose measurements: splitwise or vtc")],
-    path: Annotated[Path, typer.Argument(help="their file of whole iterations")],
-    model: Annotated[str, typer.Option(help="splitwise: its name of the model")] = "llama2-70b",
-    hardware: Annotated[str, typer.Option(help="splitwise: its name of the GPU")] = "a100-80gb",
-    tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="splitwise: GPUs that share the model")] = 8,
-) -> None:
-    """Fit `cost: {kind: linear}` to published times of whole iterations, and print it."""
-    from calibration import whole_steps
-
-    if kind == "splitwise":
-        steps = whole_steps.splitwise_steps(path, model, hardware, tensor_parallel)
-    elif kind == "vtc":
-        steps = whole_steps.vtc_steps(path)
-    else:
-        raise ArtifactError("KIND", f"unknown measurements {kind!r}", valid="known: splitwise, vtc")
-    fit = whole_steps.fit_linear(steps, str(path))
-    error = 100 * fit.mean_absolute_error
-    typer.echo(f"# {path.name}: {fit.num_steps} iterations, mean absolute error of the fit {error:.1f} %")
-    typer.echo("cost:\n  kind: linear")
-    typer.echo("\n".join(f"  {name}: {value:g}" for name, value in fit.options.items()))
+app.command("import")(importing.command)
 
 
 @app.command()
@@ -120,6 +43,8 @@ def show(
     typer.echo(f"measured: {artifact.measured_on}; {versions or 'versions not stated'}")
     typer.echo(f"from {artifact.source} ({artifact.licence})")
     typer.echo(f"sha256 {artifact.sha256}")
+    if artifact.step_us:
+        typer.echo(f"every iteration: {artifact.step_us:g} us")
     for term in artifact.terms:
         axes = " x ".join(
             f"{axis.name} {axis.points[0]:g} to {axis.points[-1]:g} ({len(axis.points)})" for axis in term.axes
@@ -131,7 +56,8 @@ def show(
             typer.echo(f"  {term.note}")
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
-    typer.echo("\n".join(f"missing: {part}" for part in artifact.missing))
+    for part in artifact.missing:
+        typer.echo(f"missing: {part}")
 
 
 @app.command()

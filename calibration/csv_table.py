@@ -1,7 +1,8 @@
-"""Published CSV tables of times, read strictly: what is missing or cannot be a time is an error that names it."""
+"""Published tables of times (CSV or Parquet), read strictly: what is missing or no time is an error that names it."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ from sim.errors import ArtifactError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SMALLEST, LARGEST = 1e-12, 1e12
+"""No time in such a table is as small, no time, size or count as large, in any unit that is used for them."""
 
 
 def find(candidates: Sequence[Path], place: str) -> Path:
@@ -22,37 +26,64 @@ def find(candidates: Sequence[Path], place: str) -> Path:
     raise ArtifactError(place, f"there is no {named}", remedy="Name the folder of the profile and its --tp.")
 
 
-def read(path: Path, columns: Sequence[str], times: Sequence[str]) -> pd.DataFrame:
-    """A table with at least these columns. Raises ArtifactError, with the line, for times that are none.
+def read(path: Path, columns: Sequence[str], times: Sequence[str], text: Sequence[str] = ()) -> pd.DataFrame:
+    """A table with at least these columns, as `load` and `check` give it."""
+    table = load(path)
+    check(table, path, columns, times, text)
+    return table
 
-    `times` are those of `columns` that must be above zero; the others are zero or more.
-    """
-    import numpy as np
+
+def load(path: Path) -> pd.DataFrame:
+    """A table as it stands in the file. Raises ArtifactError for what cannot be read."""
     import pandas as pd
 
+    is_parquet = path.suffix == ".parquet"
     try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as CSV ({error})") from error
+        table = pd.read_parquet(path) if is_parquet else pd.read_csv(path, low_memory=False)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        kind = "Parquet" if is_parquet else "CSV"
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(str(path), f"cannot be read as {kind} ({reason})") from error
+    if not is_parquet and not isinstance(table.index, pd.RangeIndex):
+        raise ArtifactError(str(path), "has rows with more fields than its header names")
+    return table.reset_index(drop=True)
+
+
+def check(
+    table: pd.DataFrame, path: Path, columns: Sequence[str], times: Sequence[str], text: Sequence[str] = ()
+) -> None:
+    """Raise ArtifactError, with the line, unless the rows of a file have these columns, holding what they should.
+
+    Those in `times` hold numbers above zero, those in `text` anything but nothing, the others numbers, zero or more.
+    """
+    require(table, columns, path)
+    if table.empty:
+        raise ArtifactError(str(path), "has no rows")
+    for column in columns:
+        _check_column(table[column], path, is_text=column in text, is_time=column in times)
+
+
+def require(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+    """Raise ArtifactError for columns that the table of a file lacks."""
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ArtifactError(
             str(path),
             f"no column {', '.join(absent)}",
-            valid=f"it has {', '.join(table.columns)}",
+            valid=f"it has {', '.join(map(str, table.columns))}",
             remedy="A time in another unit has another name; convert it.",
         )
-    if table.empty:
-        raise ArtifactError(str(path), "has no rows")
-    for column in columns:
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            continue
-        values = table[column].to_numpy(dtype=float)
-        bad = np.flatnonzero(~np.isfinite(values) | (values < 0) | ((values == 0) & (column in times)))
-        if len(bad):
-            valid = "expected a time above zero" if column in times else "expected a number, zero or more"
-            raise ArtifactError(f"{path}:{bad[0] + 2}", f"{column} is {values[bad[0]]}", valid=valid)
-    wrong = [column for column in times if not pd.api.types.is_numeric_dtype(table[column])]
-    if wrong:
-        raise ArtifactError(str(path), f"{wrong[0]} holds text", valid="expected numbers")
-    return table
+
+
+def _check_column(values: pd.Series, path: Path, *, is_text: bool, is_time: bool) -> None:
+    import pandas as pd
+
+    if is_text:
+        is_bad, valid = values.isna(), "expected a name"
+    else:
+        numbers = pd.to_numeric(values, errors="coerce").astype(float)
+        is_bad = numbers.isna() | (numbers < 0) | (numbers >= LARGEST) | (is_time & (numbers <= SMALLEST))
+        valid = f"expected a {'time above zero' if is_time else 'number, zero or more,'} below {LARGEST:g}"
+    if is_bad.any():
+        i = int(is_bad.to_numpy().argmax())
+        raise ArtifactError(f"{path}:{values.index[i] + 2}", f"{values.name} is {values.iloc[i]}", valid=valid)

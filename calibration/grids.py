@@ -11,6 +11,10 @@ from sim.cost.artifact import AXES, Axis, Term
 from sim.errors import ArtifactError
 
 Floats = NDArray[np.float64]
+NOT_TIMED = "not timed"
+"""How the note of a term begins that was computed from a data sheet."""
+_LARGEST = 1e14
+"""Of a time in µs, and of what it depends on."""
 
 
 def to_grid(points: Sequence[Floats], times: Floats) -> tuple[list[Floats], Floats]:
@@ -32,8 +36,10 @@ def fill_gaps(axes: Sequence[Floats], table: Floats, order: Sequence[int], place
     """The table with points that were not timed interpolated from their neighbours, axis by axis in `order`.
 
     Nothing is extrapolated along an axis but by repeating its outermost time. Raises ArtifactError at
-    `place` when a point has no neighbour along any axis.
+    `place` when a point has no neighbour along any axis, and for a table without any.
     """
+    if not table.size:
+        raise ArtifactError(place, "nothing was timed")
     for axis in order:
         table = np.apply_along_axis(_fill, axis, table, axes[axis])
     last = order[-1]
@@ -43,19 +49,21 @@ def fill_gaps(axes: Sequence[Floats], table: Floats, order: Sequence[int], place
     return table
 
 
-def straight_on(points: Floats, table: Floats) -> Floats:
+def straight_on(points: Floats, table: Floats, least_slopes: Floats | None = None) -> Floats:
     """The table with its gaps along the last axis filled: interpolated inside, straight on beyond the last time.
 
     For what grows with that axis as attention does with contexts: the slope is that of the upper half of the
-    times, which noise moves less than that of the last two. A row with a single time keeps it.
+    times, which noise moves less than that of the last two, and no less than that row's of `least_slopes`. A row
+    with a single time keeps it.
     """
     filled = np.apply_along_axis(_fill, -1, table, points)
     rows = filled.reshape(-1, len(points))
-    for row in rows:
+    least = np.zeros(len(rows)) if least_slopes is None else least_slopes
+    for row, least_slope in zip(rows, least, strict=True):
         timed = np.flatnonzero(~np.isnan(row))
         upper, last = timed[-max(2, len(timed) // 2) :], timed[-1] if len(timed) else 0
         if len(upper) > 1 and last + 1 < len(points):
-            slope = max(0.0, float(np.polyfit(points[upper], row[upper], 1)[0]))
+            slope = max(float(least_slope), float(np.polyfit(points[upper], row[upper], 1)[0]))
             row[last + 1 :] = row[last] + slope * (points[last + 1 :] - points[last])
     whole: Floats = np.apply_along_axis(_repeat_ends, -1, rows.reshape(table.shape))
     return whole
@@ -86,7 +94,26 @@ def holdout_error(points: Floats, table: Floats) -> float:
 
 
 def term(kind: str, name: str, axes: Sequence[Floats], table: Floats, calls: int, note: str = "") -> Term:
-    """A term of an artifact, times in µs with six significant digits."""
+    """A term of an artifact, times in µs with six significant digits.
+
+    Raises ArtifactError for a table that is none: one point along an axis, or times that are not known.
+    """
+    for axis, points in zip(AXES[kind], axes, strict=True):
+        if len(points) < 2:
+            raise ArtifactError(name, f"was timed at {len(points)} {axis} only", valid="expected two or more points")
+        if not (points[0] >= 0 and points[-1] < _LARGEST):
+            raise ArtifactError(
+                name,
+                f"was timed at {axis} {points[0]:g} to {points[-1]:g}",
+                valid=f"expected zero or more, below {_LARGEST:g}",
+            )
+    bad = ~(np.isfinite(table) & (table >= 0) & (table < _LARGEST))
+    if bad.any():
+        raise ArtifactError(
+            name,
+            f"{bad.sum()} of {table.size} times do not follow from what was timed (the first: {table[bad][0]:g} us)",
+            valid=f"expected zero or more, below {_LARGEST:g} us",
+        )
     return Term.model_validate(
         {
             "name": name,

@@ -33,16 +33,11 @@ def fit_vidur_overheads(path: Path, tensor_parallel: int = 1) -> tuple[float, fl
     A straight line through the medians of every batch size of all models. Column names differ in case
     between versions of that file. Raises ArtifactError for a file that holds no such timings.
     """
-    import pandas as pd
-
-    try:
-        header = pd.read_csv(path, nrows=0).columns
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as CSV ({error})") from error
-    spelled = {name.lower(): name for name in header}
+    rows = csv_table.load(path)
+    spelled = {str(name).lower(): name for name in rows.columns}
     wanted = ["batch_size", "tensor_parallel_degree", *(f"{part}_median" for part in VIDUR_PARTS)]
     columns = [spelled.get(name, name) for name in wanted]
-    rows = csv_table.read(path, columns, columns[2:])
+    csv_table.check(rows, path, columns, columns[2:])
     rows = rows[rows[columns[1]] == tensor_parallel]
     if rows[columns[0]].nunique() < 2:
         raise ArtifactError(str(path), f"fewer than two batch sizes on {tensor_parallel} GPUs")

@@ -1,10 +1,12 @@
-"""Which model a measurement was of: from an id on Hugging Face to what `servesim models` lists."""
+"""Which model and GPU a measurement was of: from their names elsewhere to what `servesim` calls them."""
 
 from __future__ import annotations
 
-from sim.model import models
+from sim.errors import ArtifactError
+from sim.gpu import gpus
+from sim.model import Model, load_model, models
 
-TUNED = ("-instruct", "-chat", "-hf", "-it", "-base")
+TUNED = ("-instruct", "-chat", "-hf", "-it", "-base", "-v0.1")
 """Endings of ids whose models have the shapes of the model without them."""
 
 
@@ -22,3 +24,36 @@ def bundled_name(hugging_face_id: str) -> str:
             return name
         plain = shorter
     return plain
+
+
+def load_plain_model(name_or_path: str, *, may_have_experts: bool = False) -> Model:
+    """A model whose kernels are those that tables of dense models hold, in 16 bit with full attention.
+
+    Raises ScenarioError or ArtifactError for another kind, which such tables would misprice.
+    """
+    model = load_model(name_or_path, place="--model")
+    kinds = {
+        "a mixture of experts": model.experts and not may_have_experts,
+        "a model with latent attention": model.latent,
+        "a model with quantized weights": model.quantization,
+        "a model with sliding windows": model.num_sliding_layers,
+        "a model in 32 bit": model.dtype_bytes != 2,
+    }
+    for kind, is_one in kinds.items():
+        if is_one:
+            raise ArtifactError(
+                "--model",
+                f"{name_or_path} is {kind}",
+                valid="these tables price dense models in 16 bit with full attention",
+            )
+    return model
+
+
+def plain_name(name: str) -> str:
+    """Letters and digits of a name, to compare spellings by."""
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def known_gpu(hardware: str) -> str | None:
+    """The bundled GPU of this name, spelled in whatever way."""
+    return next((gpu.name for gpu in gpus() if plain_name(gpu.name) == plain_name(hardware)), None)

@@ -1,24 +1,25 @@
-"""Published times of whole iterations, turned into the coefficients of `cost: {kind: linear}`.
+"""Published times of whole iterations, as an artifact's terms.
 
-Such tables say what a batch took and nothing of its kernels, so they give five figures, not an artifact: least
-squares of the relative error, none below zero.
+Such tables say what a batch took and nothing of its kernels. What they give is linear: a fixed time, and times
+for each decode, each token of KV that decodes read, each token of a prompt and each (query, key) pair of it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from calibration import csv_table
+from calibration.grids import Floats, term
+from sim.cost.artifact import Term
 from sim.errors import ArtifactError
 
-COEFFICIENTS = ("base_ms", "per_decode_us", "per_context_token_ns", "per_prefill_token_us", "per_prefill_pair_ns")
-_UNITS = (1.0, 1e3, 1e6, 1e3, 1e6)
-"""From ms to the unit of each coefficient."""
+NUM_FOLDS = 5
+_POINTS_PER_OCTAVE = 4
+"""Of prompts: pairs grow with the square of a prompt, which is at most 1 % below the line between two points."""
+
+_FIRST_CONTEXT = 128.0
 
 
 class Step(NamedTuple):
@@ -31,73 +32,102 @@ class Step(NamedTuple):
     time_ms: float
 
 
-class Fit(NamedTuple):
-    """Options of the linear cost model, and how well they give the times that they were fitted to."""
+class Linear(NamedTuple):
+    """Time of an iteration, ms: fixed, and for each of what it holds."""
 
-    options: dict[str, float]
-    num_steps: int
-    mean_absolute_error: float
-    """Relative."""
+    base: float
+    per_decode: float
+    per_context_token: float
+    per_prefill_token: float
+    per_pair: float
 
 
-def fit_linear(steps: Sequence[Step], place: str) -> Fit:
-    """Coefficients for timed iterations. Raises ArtifactError when there are fewer than coefficients."""
+def prompts(prompt_tokens: int, batch: int, time_ms: float) -> Step:
+    """An iteration of `batch` equal prompts without context."""
+    return Step(0, 0.0, batch * prompt_tokens, batch * prompt_tokens * (prompt_tokens + 1) / 2, time_ms)
+
+
+def fit_linear(steps: Sequence[Step], place: str) -> tuple[Linear, dict[str, float]]:
+    """Coefficients for timed iterations, and their error at points that they were fitted without.
+
+    Least squares of the relative error, none below zero. The error is the mean absolute one, as a part, of
+    decodes and of prompts, under the names of the terms that `terms` makes; every point, with all its
+    repeats, is left out once. Raises ArtifactError when there are fewer points than coefficients.
+    """
+    table = np.array(steps, dtype=float).reshape(-1, len(Step._fields))
+    points, which = np.unique(table[:, :4], axis=0, return_inverse=True)
+    if len(points) < len(Linear._fields):
+        raise ArtifactError(place, f"{len(points)} different iterations timed", valid=f"{len(Linear._fields)} or more")
+    errors = np.zeros(len(table))
+    fold = which.reshape(-1) % NUM_FOLDS
+    for left_out in range(NUM_FOLDS):
+        out = fold == left_out
+        errors[out] = np.abs(_times(table[out], _coefficients(table[~out])) / table[out, 4] - 1)
+    is_decode = table[:, 0] > 0
+    held_out = {
+        name: round(float(errors[own].mean()), 5)
+        for name, own in (("decode_attention", is_decode), ("prefill_tokens", ~is_decode))
+        if own.any()
+    }
+    return Linear(*_coefficients(table).tolist()), held_out
+
+
+def terms(linear: Linear, steps: Sequence[Step], place: str) -> list[Term]:
+    """Terms of coefficients that were fitted to `steps`, within what those timed; the base is not among them.
+
+    Raises ArtifactError when they hold only one size of something.
+    """
+    decodes, chunks = [step for step in steps if step.num_decode], [step for step in steps if step.prefill_tokens]
+    batch = _ends([step.num_decode for step in decodes], place, "batches of decodes")
+    context = _ends([step.context_tokens / step.num_decode for step in decodes], place, "contexts of decodes")
+    tokens = _ends([step.prefill_tokens for step in chunks], place, "prompts")
+    us = linear.per_decode * batch[:, None] + linear.per_context_token * batch[:, None] * context
+    return [
+        term("decode_attention", "decode_attention", [batch, context], us * 1e3, 1, "all that decodes cost"),
+        *prompt_terms(0.0, linear.per_prefill_token, linear.per_pair, (tokens[0], tokens[1])),
+    ]
+
+
+def prompt_terms(fixed_ms: float, per_token_ms: float, per_pair_ms: float, tokens: tuple[float, float]) -> list[Term]:
+    """What prompts cost: a line over their tokens, and a grid of their (query, key) pairs.
+
+    `tokens`: the smallest and the largest prompt that is known of. The line begins at one token.
+    """
+    first, last = tokens
+    row = np.array([1.0, last])
+    size = np.unique(np.geomspace(first, last, 2 + int(_POINTS_PER_OCTAVE * np.log2(last / first))).round())
+    context = np.array([0.0, _FIRST_CONTEXT])
+    pairs = size[:, None] * context + (size * (size + 1) / 2)[:, None]
+    note = "prompts without context were timed: straight on from those by (query, key) pairs"
+    return [
+        term("prefill_tokens", "prefill_tokens", [row], (fixed_ms + per_token_ms * row) * 1e3, 1),
+        term("prefill_attention", "prefill_attention", [size, context], pairs * per_pair_ms * 1e3, 1, note),
+    ]
+
+
+def _coefficients(table: Floats) -> Floats:
     from scipy.optimize import nnls
 
-    if len(steps) < len(COEFFICIENTS):
-        raise ArtifactError(place, f"{len(steps)} timed iterations", valid=f"{len(COEFFICIENTS)} or more")
-    table = np.array(steps, dtype=float)
-    features, times = np.column_stack([np.ones(len(table)), table[:, :4]]), table[:, 4]
-    relative = features / times[:, None]
+    relative = _features(table) / table[:, 4:]
     scale = relative.max(axis=0)
     scale[scale == 0] = 1.0
-    found, _ = nnls(relative / scale, np.ones(len(table)))
-    coefficients = found / scale
-    errors = np.abs(features @ coefficients / times - 1)
-    options = {
-        name: float(f"{value * unit:.6g}") for name, value, unit in zip(COEFFICIENTS, coefficients, _UNITS, strict=True)
-    }
-    return Fit(options, len(table), float(errors.mean()))
+    found: Floats = nnls(relative / scale, np.ones(len(table)))[0] / scale
+    return found
 
 
-def splitwise_steps(path: Path, model: str, hardware: str, tensor_parallel: int) -> list[Step]:
-    """Splitwise's `perf_model.csv` (Microsoft, MIT; ms): a batch of equal prompts, and a step of their decodes.
+def _times(table: Floats, coefficients: Floats) -> Floats:
+    times: Floats = _features(table) @ coefficients
+    return times
 
-    Its end-to-end times are not used: long generations were cut short in them.
-    """
-    columns = ["prompt_size", "batch_size", "token_size", "tensor_parallel", "prompt_time", "token_time"]
-    rows = csv_table.read(path, ["model", "hardware", *columns], ["prompt_time", "token_time"])
-    own = (rows["model"] == model) & (rows["hardware"] == hardware) & (rows["tensor_parallel"] == tensor_parallel)
-    if not own.any():
-        timed = sorted(set(zip(rows["model"], rows["hardware"], rows["tensor_parallel"], strict=True)))
+
+def _features(table: Floats) -> Floats:
+    return np.column_stack([np.ones(len(table)), table[:, :4]])
+
+
+def _ends(values: Sequence[float], place: str, what: str) -> Floats:
+    ends = np.unique(values)[[0, -1]] if values else np.zeros(2)
+    if ends[0] == ends[1]:
         raise ArtifactError(
-            str(path), f"no times of {model} on {tensor_parallel} x {hardware}", valid=f"timed: {timed}"
+            place, f"{what} were timed at {min(len(values), 1)} size only", valid="expected two or more"
         )
-    steps = []
-    for prompt, batch, output, _, prompt_ms, token_ms in rows.loc[own, columns].itertuples(index=False):
-        steps.append(_prefill(int(prompt), int(batch), float(prompt_ms)))
-        steps.append(Step(int(batch), batch * (prompt + output / 2), 0, 0.0, float(token_ms)))
-    return steps
-
-
-def vtc_steps(path: Path) -> list[Step]:
-    """VTC's `cost_profile.json` (Apache-2.0): by prompt and output length, a batch and its seconds per request."""
-    try:
-        profile = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            (int(prompt), int(output), int(batch), float(prefill_s), float(decode_s))
-            for prompt, outputs in profile.items()
-            for output, (batch, prefill_s, decode_s) in outputs.items()
-        ]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArtifactError(str(path), f"is no cost profile ({error})") from error
-    steps = []
-    for prompt, output, batch, prefill_s, decode_s in rows:
-        steps.append(_prefill(prompt, batch, batch * prefill_s * 1e3))
-        if output > 1:  # the first token is the prefill's
-            steps.append(Step(batch, batch * (prompt + output / 2), 0, 0.0, batch * decode_s * 1e3 / (output - 1)))
-    return steps
-
-
-def _prefill(prompt_tokens: int, batch: int, time_ms: float) -> Step:
-    return Step(0, 0.0, batch * prompt_tokens, batch * prompt_tokens * (prompt_tokens + 1) / 2, time_ms)
+    return ends

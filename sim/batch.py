@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
 
@@ -160,10 +157,11 @@ class RunningBatch:
         tick, offset_sum, num_decode = self.tick, self._offset_sum, self.num_decode
         if not num_decode:
             return 0, 0, 0
-        if self._max_offset is None:
-            self._max_offset = self._longest_offset()
-        sum_sq = self._offset_sum_sq + tick * (2 * offset_sum + num_decode * tick)
-        return offset_sum + num_decode * tick, sum_sq, tick + self._max_offset
+        max_offset = self._max_offset
+        if max_offset is None:
+            max_offset = self._max_offset = self._longest_offset()
+        gained = num_decode * tick
+        return offset_sum + gained, self._offset_sum_sq + tick * (2 * offset_sum + gained), tick + max_offset
 
     def _longest_offset(self) -> int:
         """The largest offset of a member. Forgets entries of those who left."""
@@ -188,7 +186,8 @@ class RunningBatch:
         """
         return self._at_residue[(self.tick - remainder) % self._block_size]
 
-    def num_growing(self, num_ticks: int) -> NDArray[np.int64]:
+    def num_growing(self, num_ticks: int) -> list[int]:
         """How many members need a block in each of the next `num_ticks` ticks, if nobody joins or leaves."""
-        counts = np.array([len(members) for members in self._at_residue])
-        return counts[(self.tick + np.arange(num_ticks)) % self._block_size]
+        at_residue, size, first = self._at_residue, self._block_size, self.tick % self._block_size
+        counts = [len(members) for members in at_residue[first:] + at_residue[:first]]
+        return (counts * -(-num_ticks // size))[:num_ticks] if num_ticks > size else counts[:num_ticks]

@@ -12,6 +12,7 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.swapping import Swapping
 from sim.doors.base import build_doors
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
@@ -93,7 +94,7 @@ def simulate(scenario: Scenario, traffic: Traffic) -> Results:
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
         reception = _reception(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = _cost(scenario, parts, policy)
         _check_requests(scenario, policy, traffic)
     clock, recorder = Clock(), Recorder()
     engine = Engine(
@@ -176,13 +177,14 @@ def _reception(scenario: Scenario, limits: EngineLimits) -> Reception:
     return Reception(doors, None if timeout_s is None else to_ns(timeout_s))
 
 
-def _cost(scenario: Scenario, target: Target) -> CostModel:
+def _cost(scenario: Scenario, parts: Replica, policy: Policy) -> CostModel:
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
     options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
     if isinstance(artifact, str):
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
-    return cost.build(options, target)
+    model = cost.build(options, parts.target)
+    return Swapping(model, parts.limits.block_bytes, parts.target.gpu) if policy.may_swap else model
 
 
 def _model_name(scenario: Scenario) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from simpy.events import Event
 
 from sim.clock import Clock, Priority
 from sim.engine import Engine
@@ -61,9 +62,9 @@ class Clients:
 
     def _schedule_next_arrival(self) -> None:
         arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
-        self._clock.call_at(arrival_ns, Priority.ARRIVE, self._arrive_open)
+        self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
 
-    def _arrive_open(self) -> None:
+    def _arrive_open(self, _: Event) -> None:
         self._arrive(self._traffic.request(self._open_rows.popleft()))
         if self._open_rows:
             self._schedule_next_arrival()

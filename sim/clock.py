@@ -15,6 +15,8 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from heapq import heappush
+from typing import NoReturn
 
 import simpy
 from simpy.core import EmptySchedule
@@ -70,25 +72,22 @@ class Clock:
 
         Raises ScenarioError for a time that no run can reach.
         """
-        env = self.env
-        delay_ns = time_ns - env.now
-        if delay_ns < 0:
-            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
-        if time_ns > MAX_TIME_NS:
-            raise ScenarioError(
-                "run",
-                f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
-                remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
-            )
-        event = Event(env)
-        event._ok = True
-        event._value = None
-        env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]  # SimPy's type knows only its own two
-        return event
+        if not self.env._now <= time_ns <= MAX_TIME_NS:
+            self._refuse(time_ns)
+        return _Occurrence(self.env, time_ns, priority)
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
         """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
         self.at(time_ns, priority).callbacks.append(lambda _: action())
+
+    def _refuse(self, time_ns: int) -> NoReturn:
+        if time_ns < self.env.now:
+            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
+        raise ScenarioError(
+            "run",
+            f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
+            remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
+        )
 
     def run(self, until_ns: int | None = None) -> None:
         """Run until nothing is scheduled, or through everything that is due at `until_ns` or before.
@@ -105,6 +104,20 @@ class Clock:
         with _collecting_rarely():
             while env.peek() <= until_ns:
                 env.step()
+
+
+class _Occurrence(Event):
+    """What simpy.Timeout is, at a time and with a priority: an event that has its value when it is scheduled.
+
+    There is one for every iteration and every arrival, so what `Environment.schedule` does is done here.
+    """
+
+    def __init__(self, env: simpy.Environment, time_ns: int, priority: Priority) -> None:
+        self.env = env
+        self.callbacks = []
+        self._ok = True
+        self._value = None
+        heappush(env._queue, (time_ns, priority, next(env._eid), self))  # type: ignore[misc]  # SimPy's own two priorities
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from sim.policies.base import Policy
 from sim.request import Request, Status
-from sim.step import Finished, Step
+from sim.step import NOTHING_ENDED, Finished, Step
 
 
 class EngineCore:
@@ -72,6 +72,6 @@ class EngineCore:
         """Take in the results of the oldest batch in flight."""
         step = self._in_flight.popleft()
         finished = self.policy.update(step)
-        if finished.released:
+        if finished is not NOTHING_ENDED and finished.released:
             self._has_ends_to_report = True
         return step, finished

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from sim.cost.base import CostModel
-from sim.step import SteadyRun, SteadyTimes, Step
+from sim.step import FEW_STEPS, SteadyRun, SteadyTimes, Step
 
 MAX_FORESEEN_NS = 10**11
 """Longer steps (100 s) are advanced one by one: their prices could overflow where they are added up."""
@@ -34,6 +34,10 @@ class Device:
         self._last_end_ns = 0
         self.num_computing = 0
         """Steps on their way that take time."""
+        self.last_price_ns = 0
+        """Of the last step that was launched."""
+        self.last_had_prefills = False
+        """Whether the last step that was launched computed prefills."""
 
     @property
     def oldest_end_ns(self) -> int:
@@ -43,22 +47,29 @@ class Device:
     def launch(self, step: Step, now_ns: int) -> None:
         """Accept a step that was planned at `now_ns`."""
         shape = step.shape
-        if not shape.num_decode and step.is_empty:
+        if not shape.num_decode and not step.chunks:
             end_ns = self._launches[-1][2] if self._launches else now_ns
             self._launches.append((step, end_ns, end_ns, 0))
             return
-        host_ns, price_ns = self._cost.host_ns(shape), self._cost.price(shape)
-        ready_ns = (now_ns if now_ns > self._host_free_ns else self._host_free_ns) + host_ns
-        self._host_free_ns = ready_ns
-        start_ns = ready_ns if ready_ns > self._free_ns else self._free_ns
+        cost = self._cost
+        self.last_had_prefills = bool(shape.prefills)
+        host_ns = cost.host_ns(shape)
+        start_ns = self._host_free_ns
+        if now_ns > start_ns:
+            start_ns = now_ns
+        start_ns += host_ns
+        self._host_free_ns = start_ns
+        if self._free_ns > start_ns:
+            start_ns = self._free_ns
+        self.last_price_ns = price_ns = cost.price(shape)
         end_ns = start_ns + price_ns
-        if self._num_stages == 1:
-            self._free_ns = end_ns
-        else:
+        if self._num_stages > 1:
             stage_ns = -(-price_ns // self._num_stages)
-            self._free_ns = start_ns + stage_ns
             end_ns = max(end_ns, self._last_end_ns + stage_ns)
-        self._last_end_ns = end_ns
+            self._last_end_ns = end_ns
+            self._free_ns = start_ns + stage_ns
+        else:
+            self._free_ns = end_ns
         self.num_computing += 1
         self._launches.append((step, start_ns, end_ns, host_ns))
 
@@ -74,17 +85,25 @@ class Device:
 
         They do when nothing is on its way, or when the host's work hides behind the step that is. Pure.
         """
-        host_ns = self._cost.host_ns(run.shape)
+        host_ns, num_steps = self._cost.host_ns(run.shape), len(run.num_new_blocks)
         if self._cost.price(run.shape) + host_ns > MAX_FORESEEN_NS:
             return None
-        prices_ns = self._cost.price_decode_run(run.shape, len(run.num_new_blocks))
+        prices_ns = self._cost.price_decode_run(run.shape, num_steps)
         if not self._launches:
-            end_ns = now_ns + np.cumsum(prices_ns + host_ns)
+            begin_ns, gap_ns = now_ns, host_ns
         elif max(now_ns, self._host_free_ns) + host_ns <= self._free_ns and host_ns <= prices_ns.min():
-            end_ns = self._free_ns + np.cumsum(prices_ns)
+            begin_ns, gap_ns = self._free_ns, 0
         else:
             return None
-        return SteadyTimes(end_ns - prices_ns, end_ns, host_ns)
+        if num_steps > FEW_STEPS:
+            ends_ns = begin_ns + np.cumsum(prices_ns + gap_ns)
+            return SteadyTimes(ends_ns - prices_ns, ends_ns, host_ns)
+        start_ns, end_ns = [], []
+        for price_ns in prices_ns.tolist():
+            start_ns.append(begin_ns + gap_ns)
+            begin_ns += gap_ns + price_ns
+            end_ns.append(begin_ns)
+        return SteadyTimes(start_ns, end_ns, host_ns)
 
     def skip_to(self, end_ns: int) -> None:
         """Steps that were foreseen have run; the last of them ended at `end_ns`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
-import numpy as np
+from simpy.core import Infinity
 from simpy.events import Event
 
 from sim.clock import Clock, Priority
@@ -22,8 +23,8 @@ MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
 
 
-MIN_STEADY_STEPS = 8
-"""Steps that must be certain to change nothing before they are advanced at once: array arithmetic has its price."""
+MIN_STEADY_STEPS = 3
+"""Steps that must be certain to change nothing before they are advanced at once: to foresee them has its price."""
 
 MAX_STEADY_STEPS = 4096
 
@@ -172,7 +173,10 @@ class Engine:
         core, clock, device = self._core, self._clock, self._device
         if core.num_in_flight != core.depth - 1:
             return None
-        run = core.policy.steady_run(MIN_STEADY_STEPS, MAX_STEADY_STEPS)
+        if device.last_had_prefills:
+            return None  # whoever completes its prefill decodes from the next step on
+        max_steps = self._max_steps_undisturbed()
+        run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
         times = None if run is None else device.foresee(run, clock.now_ns)
         if run is None or times is None:
             return None
@@ -184,6 +188,13 @@ class Engine:
         self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
         return wakeup
 
+    def _max_steps_undisturbed(self) -> int:
+        """About how many steps end before the next thing that is scheduled, which may truncate a run."""
+        next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
+        if not price_ns or next_ns == Infinity:
+            return MAX_STEADY_STEPS
+        return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
+
     def _settle(self, side: Literal["left", "right"]) -> None:
         """Let foreseen steps happen whose end lies before now (left) or not after it (right).
 
@@ -193,8 +204,9 @@ class Engine:
         assert isinstance(foreseen, Foreseen)
         run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
         depth = len(planned_ns)
-        ends_ns = np.concatenate([planned_ns[1:], times.end_ns])
-        num_ended = min(int(np.searchsorted(ends_ns, self._clock.now_ns, side)), len(ends_ns) - depth)
+        bisect = bisect_left if side == "left" else bisect_right
+        num_ended = bisect(planned_ns, self._clock.now_ns, 1) - 1
+        num_ended += bisect(times.end_ns, self._clock.now_ns, 0, len(times.end_ns) - depth)
         if depth > 1 and num_ended:
             self._complete_oldest()
         first = max(0, num_ended - (depth - 1))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InvariantError
 from sim.request import NEVER, Request
-from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
+from sim.step import FEW_STEPS, NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
 
 ITERATION_COLUMNS = (
     "lane",
@@ -140,8 +140,11 @@ class Recorder:
         num_decode, context_sum, context_sum_sq, context_max, prefills, sampled, padding, swapped, new = step.shape
         if lane >= len(self._lane_ticks):
             self._lane_ticks.extend([0] * (lane + 1 - len(self._lane_ticks)))
+        prefill_tokens = 0
         if chunks or step.joined or step.left or step.admitted or step.preempted:
             self._record_changes(step, iteration, start_ns, end_ns)
+            for num_tokens, _ in prefills:
+                prefill_tokens += num_tokens
         if num_decode:
             self._lane_ticks[lane] += 1
         self._extend_iterations(
@@ -155,7 +158,7 @@ class Recorder:
                 context_sum_sq,
                 context_max,
                 len(chunks),
-                step.shape.prefill_tokens if prefills else 0,
+                prefill_tokens,
                 sampled,
                 padding,
                 swapped,
@@ -181,11 +184,17 @@ class Recorder:
 
     def record_steady(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
         """The first `num_steps` steps of a run in which the same requests decode and nothing else happens."""
+        self._num_iterations += num_steps
+        self._lane_ticks[0] += num_steps
+        if num_steps <= FEW_STEPS:
+            self._record_few(run, times, num_steps)
+            return
         shape, index = run.shape, np.arange(num_steps, dtype=np.int64)
         context_sum = shape.decode_context_sum + shape.num_decode * index
+        num_new_blocks = np.array(run.num_new_blocks[:num_steps])
         columns: dict[str, NDArray[np.int64] | int] = {
-            "start_ns": times.start_ns[:num_steps],
-            "end_ns": times.end_ns[:num_steps],
+            "start_ns": np.asarray(times.start_ns[:num_steps]),
+            "end_ns": np.asarray(times.end_ns[:num_steps]),
             "host_ns": times.host_ns,
             "num_decode": shape.num_decode,
             "decode_context_sum": context_sum,
@@ -195,21 +204,57 @@ class Recorder:
             "num_sampled": shape.num_sampled,
             "num_running": run.num_running,
             "num_waiting": run.num_waiting,
-            "used_blocks": run.used_blocks + np.cumsum(run.num_new_blocks[:num_steps]),
-            "num_new_blocks": run.num_new_blocks[:num_steps],
+            "used_blocks": run.used_blocks + np.cumsum(num_new_blocks),
+            "num_new_blocks": num_new_blocks,
             "live_tokens": run.live_tokens + shape.num_decode * (index + 1),
             "blocked_by": run.blocked_by,
         }
         self.iterations.append_columns(columns, num_steps)
-        self._num_iterations += num_steps
-        self._lane_ticks[0] += num_steps
+
+    def _record_few(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
+        num_decode, context_sum, context_sum_sq, context_max, _, num_sampled, _, _, _ = run.shape
+        used_blocks, live_tokens = run.used_blocks, run.live_tokens
+        for start_ns, end_ns, num_new_blocks in zip(
+            times.start_ns[:num_steps], times.end_ns, run.num_new_blocks, strict=False
+        ):
+            used_blocks += num_new_blocks
+            live_tokens += num_decode
+            self._extend_iterations(
+                self._pack_iteration(
+                    0,
+                    start_ns,
+                    end_ns,
+                    times.host_ns,
+                    num_decode,
+                    context_sum,
+                    context_sum_sq,
+                    context_max,
+                    0,
+                    0,
+                    num_sampled,
+                    0,
+                    0,
+                    0,
+                    run.num_running,
+                    run.num_waiting,
+                    used_blocks,
+                    num_new_blocks,
+                    live_tokens,
+                    0,
+                    run.blocked_by,
+                )
+            )
+            context_sum_sq += 2 * context_sum + num_decode
+            context_sum += num_decode
+            context_max += 1
 
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.
 
-        `released_ns` is when its KV was free; NEVER for one that never held any or holds it still.
+        `released_ns` is when its KV was free; NEVER for one that was refused at the door or holds it still.
         """
-        self._close_segment(request)
+        if request.segment_lane != NEVER:
+            self._close_segment(request)
         request.is_recorded = True
         self.requests.extend(
             self.requests.pack(
@@ -264,7 +309,8 @@ class Recorder:
             self._close_segment(victim)
 
     def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
-        self.record_preemptions(step)
+        if step.preempted:
+            self.record_preemptions(step)
         for request, num_cached_tokens, is_resumed in step.admitted:
             if not is_resumed:
                 request.admitted_iteration = iteration

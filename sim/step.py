@@ -139,12 +139,16 @@ NOTHING_ENDED = Finished([], [], [])
 """What most steps end. Shared: nobody adds to a `Finished`."""
 
 
+FEW_STEPS = 48
+"""Up to so many steps of a run are cheaper handled one by one than as arrays."""
+
+
 class SteadyRun(NamedTuple):
     """Steps in a row in which the same requests decode and nothing else happens to anybody."""
 
     shape: StepShape
     """Of the first step; in each further one every context is a token longer."""
-    num_new_blocks: NDArray[np.int64]
+    num_new_blocks: list[int]
     """Blocks taken in each step; its length is the number of steps."""
     num_running: int
     num_waiting: int
@@ -156,10 +160,10 @@ class SteadyRun(NamedTuple):
 
 
 class SteadyTimes(NamedTuple):
-    """When the steps of a steady run start and end, one array entry per step."""
+    """When the steps of a steady run start and end, one entry per step: lists for a few, arrays for many."""
 
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    start_ns: list[int] | NDArray[np.int64]
+    end_ns: list[int] | NDArray[np.int64]
     host_ns: int
     """Of each step."""
 

@@ -14,56 +14,57 @@ attention by its heads per GPU. What the tables do not hold, and how it is fille
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import yaml
 
-from calibration import csv_table
-from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
+from calibration.cuda_graphs import VLLM_0_11_0
+from calibration.grids import NOT_TIMED, Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.importers.aiconfigurator_files import Files, installed
+from calibration.models import load_plain_model, plain_name
+from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
-from sim.model import Model, load_model
+from sim.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MS_TO_US = 1e3
-CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 513, 8)]
-"""Batch sizes that vLLM 0.11 captures by default, up to 512 (`vllm/config`)."""
 _LARGEST_ROWS = 16384
 
 
-def import_tables(folder: Path, model: str, gpu: str = "h100_sxm", tensor_parallel: int = 1) -> Artifact:
+def import_tables(folder: Path | None, model: str, gpu: str = "h100_sxm", tensor_parallel: int = 1) -> Artifact:
     """The artifact of one model on one kind of GPU. Raises ArtifactError for tables that are missing or no times.
 
-    `gpu` is the prefix of the files' names.
+    `folder` has CSV tables, or is the `systems` folder of the package; None: that of the installed package.
+    `gpu` is the name of the GPU there.
     """
-    described = load_model(model, place="--model")
+    files = installed(gpu) if folder is None else Files(folder, gpu)
+    described = load_plain_model(model)
     described.check_tensor_parallel(tensor_parallel, place="--tp")
-    gemm = _read(folder, f"{gpu}_vllm*_gemm.csv", ["m", "n", "k", "latency_ms"])
-    terms = [*_products(gemm[gemm["gemm_dtype"] == "bfloat16"], described, tensor_parallel, str(folder))]
-    terms += [_elementwise(folder, gpu, described, tensor_parallel)]
-    terms += _attention(folder, gpu, described, tensor_parallel)
+    gemm = files.read("gemm", ["gemm_dtype", "m", "n", "k"])
+    terms = [*_products(gemm[gemm["gemm_dtype"] == "bfloat16"], described, tensor_parallel, str(files.folder))]
+    terms += [_elementwise(files, described, tensor_parallel)]
+    terms += _attention(files, described, tensor_parallel)
     if tensor_parallel > 1:
-        terms.append(_allreduce(folder, gpu, described, tensor_parallel))
-    name = next((own.name for own in gpus() if own.name.startswith(gpu.replace("_", "-"))), None)
+        terms.append(_allreduce(files, described, tensor_parallel))
     attention = [own for own in terms if own.kind.endswith("attention")]
-    return Artifact(
+    artifact = Artifact(
         hardware=gpu,
-        gpu=name,
+        gpu=_known(gpu),
         model=described.name,
         shape=Shape.of(described),
         dtype="bfloat16",
         kv_dtype_bytes=2.0,
         tensor_parallel=tensor_parallel,
         measured_on="at an unstated date",
-        versions={"vllm": _version(folder, gpu)},
-        source="AIConfigurator, aiconfigurator-core 0.12.0 on PyPI, systems/data",
+        versions={"vllm": files.vllm_version()},
+        source=files.source,
         licence="Apache-2.0",
-        cuda_graph_sizes=CUDA_GRAPH_SIZES,
+        cuda_graph_sizes=VLLM_0_11_0,
         terms=terms,
         missing=["sampling", "gaps between kernels", WORK_ON_THE_HOST],
         holdout_error={
@@ -73,18 +74,17 @@ def import_tables(folder: Path, model: str, gpu: str = "h100_sxm", tensor_parall
             for own in attention
         },
     )
+    check_plausible(artifact, described, str(files.folder))
+    return artifact
 
 
-def _read(folder: Path, pattern: str, columns: list[str]) -> pd.DataFrame:
-    found = sorted([*folder.glob(pattern), *folder.glob(pattern + ".gz")])
-    if not found:
-        raise ArtifactError(str(folder), f"there is no {pattern}", remedy="Name the folder of AIConfigurator tables.")
-    return csv_table.read(found[0], columns, [columns[-1]])
-
-
-def _version(folder: Path, gpu: str) -> str:
-    name = next(folder.glob(f"{gpu}_vllm*_gemm.csv*")).name
-    return name.removeprefix(f"{gpu}_vllm").partition("_")[0]
+def _known(gpu: str) -> str | None:
+    """The bundled GPU that is meant: one of the two names begins with the other."""
+    name = plain_name(gpu)
+    own = {known.name: plain_name(known.name) for known in gpus()}
+    longer = [key for key, plain in own.items() if plain.startswith(name)]
+    shorter = sorted((key for key, plain in own.items() if name.startswith(plain)), key=len, reverse=True)
+    return next(iter(longer + shorter), None)
 
 
 def _products(rows: pd.DataFrame, model: Model, tensor_parallel: int, place: str) -> list[Term]:
@@ -133,52 +133,84 @@ def _at_shape(axes: list[Floats], table: Floats, n: int, k: int) -> Floats:
     return table
 
 
-def _elementwise(folder: Path, gpu: str, model: Model, tensor_parallel: int) -> Term:
-    """Two norms with their residuals, rotary embedding, the KV write and the activation of every layer."""
-    path = csv_table.find([folder / f"{gpu}_system.yaml", folder / f"{gpu}_system.yaml.txt"], str(folder))
+class _Memory(NamedTuple):
+    """What the system file states of a GPU's memory."""
+
+    bytes_per_us: float
+    part: float
+    """Of the bandwidth, what kernels are seen to reach."""
+    constant_us: float
+    """Of every kernel."""
+
+
+def _memory(files: Files) -> _Memory:
+    path, stated = files.system()
     try:
-        system = yaml.safe_load(path.read_text(encoding="utf-8"))["gpu"]
-        rate = float(system["mem_bw"]) * float(system["mem_bw_empirical_scaling_factor"])
-        constant_us = float(system["mem_empirical_constant_latency"]) * 1e6
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        gpu = stated["gpu"]
+        found = _Memory(
+            bytes_per_us=float(gpu["mem_bw"]) / 1e6,
+            part=float(gpu["mem_bw_empirical_scaling_factor"]),
+            constant_us=float(gpu["mem_empirical_constant_latency"]) * 1e6,
+        )
+    except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             str(path), f"does not state the memory bandwidth and its corrections ({error!r})"
         ) from error
+    if not (found.bytes_per_us > 0 and 0 < found.part <= 1 and found.constant_us >= 0):
+        raise ArtifactError(
+            str(path),
+            f"states a memory bandwidth of {found.bytes_per_us:g} B/us, a part of {found.part:g} "
+            f"and {found.constant_us:g} us",
+            valid="expected a bandwidth above zero, a part of it and a constant",
+        )
+    return found
+
+
+def _elementwise(files: Files, model: Model, tensor_parallel: int) -> Term:
+    """Two norms with their residuals, rotary embedding, the KV write and the activation of every layer."""
+    memory = _memory(files)
+    rate, constant_us = memory.bytes_per_us * memory.part, memory.constant_us
     heads, kv_heads = model.num_attention_heads // tensor_parallel, model.kv_heads_per_gpu(tensor_parallel)
     intermediate = -(-model.intermediate_size // tensor_parallel)
     elements = 2 * 4 * model.hidden_size + 2 * (heads + kv_heads) * model.head_dim
     elements += 4 * kv_heads * model.head_dim + (model.num_mlp_inputs + 1) * intermediate
     num_tokens = np.array([1.0, float(_LARGEST_ROWS)])
-    us = 5 * constant_us + num_tokens * elements * model.dtype_bytes / rate * 1e6
-    note = f"not timed: five kernels of {constant_us:g} us and their bytes at {rate / 1e12:.2f} TB/s"
+    us = 5 * constant_us + num_tokens * elements * model.dtype_bytes / rate
+    note = f"{NOT_TIMED}: five kernels of {constant_us:g} us and their bytes at {rate / 1e6:.2f} TB/s"
     return term("tokens", "elementwise", [num_tokens], us, model.num_hidden_layers, note)
 
 
-def _attention(folder: Path, gpu: str, model: Model, tensor_parallel: int) -> list[Term]:
+def _attention(files: Files, model: Model, tensor_parallel: int) -> list[Term]:
     kinds = ("context", "generation")
-    columns = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency_ms"]
+    columns = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "kv_cache_dtype"]
     heads, kv_heads = model.num_attention_heads // tensor_parallel, model.kv_heads_per_gpu(tensor_parallel)
     found: dict[str, pd.DataFrame] = {}
     for kind in kinds:
-        rows = _read(folder, f"{gpu}_vllm*_{kind}_attention_hd{model.head_dim}.csv", columns)
+        rows = files.read(f"{kind}_attention", columns, model.head_dim)
         own = (rows["num_heads"] == heads) & (rows["num_key_value_heads"] == kv_heads)
         found[kind] = rows[own & (rows["kv_cache_dtype"] == "bfloat16")]
         if found[kind].empty:
             timed = sorted(set(zip(rows["num_heads"], rows["num_key_value_heads"], strict=True)))
             raise ArtifactError(
-                str(folder), f"no {kind} attention of {heads} heads and {kv_heads} KV heads", valid=f"timed: {timed}"
+                str(files.folder),
+                f"no {kind} attention of {heads} heads and {kv_heads} KV heads",
+                valid=f"timed: {timed}",
             )
     layers = model.num_hidden_layers
-    return [_decode(found["generation"], layers), _prompt(found["context"], layers)]
+    token_us = 2 * kv_heads * model.head_dim * model.dtype_bytes / _memory(files).bytes_per_us
+    return [_decode(found["generation"], layers, token_us), _prompt(found["context"], layers)]
 
 
-def _decode(rows: pd.DataFrame, layers: int) -> Term:
-    """Batches of decodes; large ones were timed at short contexts only, and go on straight from there."""
+def _decode(rows: pd.DataFrame, layers: int, token_us: float) -> Term:
+    """Batches of decodes; large ones were timed at short contexts only, and go on straight from there.
+
+    `token_us` is what reading a token's KV takes at the full bandwidth: beyond what was timed, none takes less.
+    """
     axes, table = to_grid(
         [rows["batch_size"].to_numpy(dtype=float), rows["step"].to_numpy(dtype=float) + 1],
         rows["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
     )
-    table = straight_on(axes[1], table)
+    table = straight_on(axes[1], table, axes[0] * token_us)
     note = "large batches at long contexts were not timed: straight on from the contexts that were"
     return term("decode_attention", "decode_attention", axes, rising(table), layers, note)
 
@@ -186,6 +218,10 @@ def _decode(rows: pd.DataFrame, layers: int) -> Term:
 def _prompt(rows: pd.DataFrame, layers: int) -> Term:
     """One prompt by its tokens and its context."""
     alone = rows[rows["batch_size"] == 1]
+    if alone["isl"].nunique() < 2:
+        raise ArtifactError(
+            "context_attention", "fewer than two prompts were timed alone", valid="expected two or more"
+        )
     (tokens,), us = to_grid([alone["isl"].to_numpy(dtype=float)], alone["latency_ms"].to_numpy(dtype=float) * _MS_TO_US)
     context = np.concatenate([[0.0], tokens[tokens >= 128]])
     n, c = np.meshgrid(tokens, context, indexing="ij")
@@ -199,13 +235,13 @@ def _prompt(rows: pd.DataFrame, layers: int) -> Term:
     return term("prefill_attention", "prefill_attention", [tokens, context], rising(table), layers, note)
 
 
-def _allreduce(folder: Path, gpu: str, model: Model, tensor_parallel: int) -> Term:
-    rows = _read(folder, f"{gpu}_vllm*_custom_allreduce.csv", ["num_gpus", "message_size", "latency"])
+def _allreduce(files: Files, model: Model, tensor_parallel: int) -> Term:
+    rows = files.read("custom_allreduce", ["num_gpus", "message_size", "backend"])
     own = rows[(rows["num_gpus"] == tensor_parallel) & rows["backend"].str.endswith("_graph")]
     if own.empty:
-        raise ArtifactError(str(folder), f"no all-reduce of {tensor_parallel} GPUs inside a CUDA graph")
+        raise ArtifactError(str(files.folder), f"no all-reduce of {tensor_parallel} GPUs inside a CUDA graph")
     (elements,), us = to_grid(
-        [own["message_size"].to_numpy(dtype=float)], own["latency"].to_numpy(dtype=float) * _MS_TO_US
+        [own["message_size"].to_numpy(dtype=float)], own["latency_ms"].to_numpy(dtype=float) * _MS_TO_US
     )
     inside = elements / model.hidden_size
     calls = 2 * model.num_hidden_layers

@@ -1,8 +1,9 @@
 """LLMServingSim profiles (casys-kaist, MIT): vLLM's kernels timed layer by layer, one CSV for each kind.
 
 `dense` (µs per call by rows computed), `per_sequence` (µs by rows sampled), `attention` (µs per layer by prompt
-chunk, its context, decodes and their context, mixed batches included) and `skew` (batches of unequal
-contexts). What the files do not say of themselves, and was checked against their own contents:
+chunk, its context, decodes and their context, mixed batches included), `moe` (µs per layer of experts by rows
+computed and experts touched) and `skew` (batches of unequal contexts). What the files do not say of themselves,
+and was checked against their own contents:
 
 - A zero coordinate means that this half of the batch is absent.
 - The times in `skew` are sums over the repeats, those in the other files means: its equal-length rows are
@@ -22,13 +23,13 @@ import numpy as np
 import yaml
 
 from calibration import csv_table
-from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.grids import NOT_TIMED, Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
-from calibration.models import bundled_name
+from calibration.models import bundled_name, known_gpu, load_plain_model
+from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
-from sim.gpu import gpus
-from sim.model import Model, load_model
+from sim.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
 CALLS_PER_LAYER = {"layernorm": 2}
 """Layers that occur otherwise than once per decoder layer: before attention and before the MLP."""
 CALLED_ONCE = ("embedding", "final_layernorm")
+MLP = ("gate_up_proj", "act_fn", "down_proj")
+"""Layers that decoder layers with experts do not have."""
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew_us")
 SKEW_FACTOR = 4.0
 """How many times the short contexts the long ones are, in nearly all rows of `skew`."""
+WITH_EXPERTS = "expected times of experts (`moe`) for a mixture of experts, and for no other model"
 CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 """Batch sizes that vLLM 0.11 to 0.19 capture by default (`vllm/config/vllm.py`), up to 512."""
 
@@ -62,26 +66,29 @@ def import_profile(
     missing, and named so.
     """
     meta = _meta(folder)
-    _refuse_experts(folder, tensor_parallel)
-    described = load_model(model or bundled_name(str(meta["model"])), place="--model")
+    described = _model(model or bundled_name(str(meta["model"])), folder, tensor_parallel)
     layers = described.num_hidden_layers
     dense = _times(folder, tensor_parallel, "dense", ("layer", "tokens"))
     sequences = _times(folder, tensor_parallel, "per_sequence", ("layer", "sequences"))
     attention = _times(folder, tensor_parallel, "attention", ATTENTION)
     terms = [
-        _curve("tokens", str(name), rows, "tokens", _calls(str(name), layers)) for name, rows in dense.groupby("layer")
+        _curve("tokens", str(name), rows, "tokens", _calls(str(name), described))
+        for name, rows in dense.groupby("layer")
     ]
+    terms += _experts(folder, tensor_parallel, described)
     terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
     terms += _attention(attention, layers, str(folder))
     skew = _skew(folder, tensor_parallel, meta, terms, layers)
     missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
+    if described.experts and described.experts.shared_intermediate_size:
+        missing += [] if dense["layer"].str.contains("shared").any() else ["shared experts"]
     terms += skew
     if tensor_parallel > 1:
         terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
         missing += [] if link is not None else ["all-reduce between GPUs"]
-    return Artifact(
+    artifact = Artifact(
         hardware=str(meta["gpu"]),
-        gpu=_known_gpu(str(meta["hardware"])),
+        gpu=known_gpu(str(meta["hardware"])),
         model=str(meta["model"]),
         shape=Shape.of(described),
         dtype="bfloat16",
@@ -96,13 +103,15 @@ def import_profile(
         missing=missing,
         holdout_error=_holdout(terms),
     )
+    check_plausible(artifact, described, str(folder))
+    return artifact
 
 
 def _meta(folder: Path) -> dict[str, Any]:
     path = csv_table.find([folder / "meta.yaml", folder / "meta.yaml.txt"], str(folder))
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ArtifactError(str(path), f"cannot be read as YAML ({error})") from error
     needed = ("model", "gpu", "hardware", "profiled_at", "vllm_version", "cuda_version", "variant")
     absent = [key for key in needed if not isinstance(meta, dict) or key not in meta]
@@ -113,9 +122,32 @@ def _meta(folder: Path) -> dict[str, Any]:
     return dict(meta)
 
 
-def _refuse_experts(folder: Path, tensor_parallel: int) -> None:
-    if _exists(folder, tensor_parallel, "moe"):
-        raise ArtifactError(str(folder), "has times of a mixture of experts", valid="imported so far: dense models")
+def _model(name_or_path: str, folder: Path, tensor_parallel: int) -> Model:
+    """A dense model, or a mixture of experts whose experts were timed."""
+    model = load_plain_model(name_or_path, may_have_experts=True)
+    has_times = _exists(folder, tensor_parallel, "moe")
+    if has_times and model.experts is None:
+        raise ArtifactError(str(folder), f"has times of experts, and {model.name} has none", valid=WITH_EXPERTS)
+    if model.experts and not has_times:
+        raise ArtifactError(str(folder), f"has no times of the experts of {model.name}", valid=WITH_EXPERTS)
+    return model
+
+
+def _experts(folder: Path, tensor_parallel: int, model: Model) -> list[Term]:
+    if model.experts is None:
+        return []
+    rows = _times(folder, tensor_parallel, "moe", ("tokens", "activated_experts"))
+    points = [rows[name].to_numpy(dtype=float) for name in ("tokens", "activated_experts")]
+    axes, table = to_grid(points, rows["time_us"].to_numpy(dtype=float))
+    if min(map(len, axes)) < 2:
+        raise ArtifactError(str(folder), "moe: timed at less than two points along an axis", valid="expected a grid")
+    if axes[1][-1] > model.experts.num_experts:
+        raise ArtifactError(
+            str(folder), f"moe: {axes[1][-1]:g} experts", valid=f"{model.name} has {model.experts.num_experts}"
+        )
+    note = "at the experts that so many rows are expected to touch, each being as likely: an upper bound"
+    filled = fill_gaps(axes, table, [0, 1], f"{folder}: moe")
+    return [term("experts", "experts", axes, rising(filled), model.experts.num_layers, note)]
 
 
 def _exists(folder: Path, tensor_parallel: int, name: str) -> bool:
@@ -132,11 +164,18 @@ def _paths(folder: Path, tensor_parallel: int, name: str) -> list[Path]:
 
 def _times(folder: Path, tensor_parallel: int, name: str, keys: Sequence[str]) -> pd.DataFrame:
     path = csv_table.find(_paths(folder, tensor_parallel, name), str(folder))
-    return csv_table.read(path, [*keys, "time_us"], ["time_us"])
+    return csv_table.read(path, [*keys, "time_us"], ["time_us"], ["layer"])
 
 
-def _calls(layer: str, num_layers: int) -> int:
-    return 1 if layer in CALLED_ONCE else CALLS_PER_LAYER.get(layer, 1) * num_layers
+def _calls(layer: str, model: Model) -> int:
+    if layer in CALLED_ONCE:
+        return 1
+    with_experts = model.experts.num_layers if model.experts and layer in MLP else 0
+    if with_experts == model.num_hidden_layers:
+        raise ArtifactError(
+            "dense", f"{layer} was timed, and every layer of {model.name} has experts in its place", valid=WITH_EXPERTS
+        )
+    return CALLS_PER_LAYER.get(layer, 1) * (model.num_hidden_layers - with_experts)
 
 
 def _curve(kind: str, name: str, rows: pd.DataFrame, column: str, calls: int) -> Term:
@@ -171,7 +210,8 @@ def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
 
 def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int) -> list[Term]:
     """What unequal contexts add, unless the bundle's own description leaves it out."""
-    if not meta.get("skew_fit", {}).get("enabled", False):
+    declared = meta.get("skew_fit")
+    if not isinstance(declared, dict) or not declared.get("enabled", False):
         return []
     if not _exists(folder, tensor_parallel, "skew"):
         return []
@@ -219,7 +259,7 @@ def _allreduce(model: Model, tensor_parallel: int, link: Link) -> Term:
     num_tokens = np.array([1.0, 16384.0])
     sent_bytes = num_tokens * model.hidden_size * model.dtype_bytes / tensor_parallel
     us = 2 * (tensor_parallel - 1) * (link.latency_us + sent_bytes / link.bytes_per_us)
-    note = f"not timed: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
+    note = f"{NOT_TIMED}: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
     own = term("tokens", "allreduce", [num_tokens], us, 2 * model.num_hidden_layers, note)
     return own.model_copy(update={"is_communication": True})
 
@@ -231,12 +271,3 @@ def _holdout(terms: list[Term]) -> dict[str, float]:
             table: Floats = np.reshape(own.us, [len(points) for points in own.points])
             errors[own.name] = round(holdout_error(np.array(own.points[-1]), table), 5)
     return errors
-
-
-def _known_gpu(hardware: str) -> str | None:
-    """The bundled GPU of this name, spelled in whatever way."""
-    return next((gpu.name for gpu in gpus() if _plain(gpu.name) == _plain(hardware)), None)
-
-
-def _plain(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())

@@ -6,6 +6,8 @@
   chunks were limited to 4,096, and longer ones go on straight.
 - `all_reduce` counts bytes of the 16-bit payload, and has a row for every rank.
 - Nothing holds the LM head or sampling.
+- Kernels were timed one by one; that an engine pads batches to the sizes of its CUDA graphs is vLLM's doing, and
+  the artifact has its sizes.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration import csv_table
+from calibration.cuda_graphs import VLLM_0_11_0
 from calibration.grids import Floats, holdout_error, rising, straight_on, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.models import load_plain_model
+from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.gpu import gpus
-from sim.model import Model, load_model
+from sim.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +53,7 @@ def import_profile(
 
     Without `all_reduce`, tensor parallelism has no communication, and the artifact says so.
     """
-    described = load_model(model, place="--model")
+    described = load_plain_model(model)
     layers = described.num_hidden_layers
     terms = _operators(mlp, described, tensor_parallel)
     terms += _attention(attention, described, tensor_parallel)
@@ -57,7 +62,7 @@ def import_profile(
         terms += [] if all_reduce is None else [_all_reduce(all_reduce, described, tensor_parallel, 2 * layers)]
         missing += [] if all_reduce is not None else ["all-reduce between GPUs"]
     hardware = mlp.name.partition("_")[0]
-    return Artifact(
+    artifact = Artifact(
         hardware=hardware,
         gpu=next((gpu.name for gpu in gpus() if gpu.name.startswith(hardware)), None),
         model=described.name,
@@ -69,7 +74,7 @@ def import_profile(
         versions={},
         source="Vidur, github.com/microsoft/vidur, data/profiling",
         licence="MIT",
-        cuda_graph_sizes=[],
+        cuda_graph_sizes=VLLM_0_11_0,
         terms=terms,
         missing=missing,
         holdout_error={
@@ -78,6 +83,8 @@ def import_profile(
             if own.kind.endswith("attention")
         },
     )
+    check_plausible(artifact, described, f"{mlp}, {attention}")
+    return artifact
 
 
 def _table(own: Term) -> Floats:
@@ -123,9 +130,8 @@ def _attention(path: Path, model: Model, tensor_parallel: int) -> list[Term]:
         ("prefill_attention", True, prompt, "prefill_chunk_size"),
     ):
         rows = raw[raw["is_prefill"] == is_prefill]
-        us = (rows[column] + rows[reshape]).to_numpy(dtype=float) * _MS_TO_US
-        if not len(us) or not (np.isfinite(us) & (us > 0)).all():
-            raise ArtifactError(str(path), f"{column} has no times, or times that are none")
+        csv_table.check(rows, path, [column], [column])
+        us = (rows[column].astype(float) + rows[reshape]).to_numpy() * _MS_TO_US
         axes, table = to_grid([rows[name].to_numpy(dtype=float) for name in (axis, "kv_cache_size")], us)
         note = "contexts that were not timed: straight on from those that were" if np.isnan(table).any() else ""
         found.append(term(kind, kind, axes, rising(straight_on(axes[1], table)), model.num_hidden_layers, note))

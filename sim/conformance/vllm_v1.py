@@ -130,8 +130,9 @@ class VllmV1Replay(Replay):
         line["finished"] = [r.id for r in finished.finished]
         self._totals["finished"] += len(finished.finished)
         if self._config.num_speculative_tokens and isinstance(step, V1Step):
-            line["drafts"] = {row.request.id: row.num_drafts for row in step.rows if row.num_drafts}
-            line["sampled"] = {row.request.id: row.num_sampled for row in step.rows if row.num_sampled}
+            rows = (step.rows or {}).values()
+            line["drafts"] = {row.request.id: row.num_drafts for row in rows if row.num_drafts}
+            line["sampled"] = {row.request.id: row.num_sampled for row in rows if row.num_sampled}
 
 
 Timetable = dict[int, list[Request]]

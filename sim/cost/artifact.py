@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +20,13 @@ from sim.cost.base import Target
 from sim.cost.grids import Floats
 from sim.errors import ArtifactError
 from sim.model import Model
-from sim.options import Count, NonNegative, Options
+from sim.options import Count, CountOrZero, NonNegative, Options
 
 AXES: dict[str, tuple[str, ...]] = {
     "tokens": ("num_tokens",),
     "sequences": ("num_sequences",),
+    "prefill_tokens": ("num_tokens",),
+    "experts": ("num_tokens", "num_experts"),
     "decode_attention": ("num_decode", "context"),
     "prefill_attention": ("num_tokens", "context"),
     "mixed_attention": ("num_decode", "num_tokens", "prefill_context", "context"),
@@ -32,8 +35,10 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 """What the time of each kind of term depends on.
 
-`tokens`: rows that the iteration computes. `sequences`: rows whose logits it needs. `decode_attention`:
-decoding requests and their mean context, themselves included. `prefill_attention`: tokens and context of
+`tokens`: rows that the iteration computes. `sequences`: rows whose logits it needs. `prefill_tokens`: rows of
+its prompts alone, for measurements of whole iterations. `experts`: rows that the iteration computes, and
+experts that they touch in one layer. `decode_attention`: decoding requests and their mean context, themselves
+included. `prefill_attention`: tokens and context of
 one prompt chunk. `mixed_attention`: both at once, in one call. The `skew` kinds are what unequal contexts add:
 a part `ratio` of the requests is longer than the others by `spread` tokens.
 """
@@ -59,6 +64,8 @@ class Term(Options):
     kind: Literal[
         "tokens",
         "sequences",
+        "prefill_tokens",
+        "experts",
         "decode_attention",
         "prefill_attention",
         "mixed_attention",
@@ -101,11 +108,26 @@ class Shape(Options):
     num_key_value_heads: Count
     head_dim: Count
     vocab_size: Count
+    num_moe_layers: CountOrZero = Field(default=0, description="layers with experts; 0: a dense model")
+    num_experts: CountOrZero = 0
+    num_experts_per_tok: CountOrZero = 0
+    moe_intermediate_size: CountOrZero = 0
 
     @classmethod
     def of(cls, model: Model) -> Shape:
         """The shape of a model."""
-        return cls(**{name: getattr(model, name) for name in cls.model_fields})
+        experts = model.experts
+        own = (
+            {}
+            if experts is None
+            else {
+                "num_moe_layers": experts.num_layers,
+                "num_experts": experts.num_experts,
+                "num_experts_per_tok": experts.num_experts_per_tok,
+                "moe_intermediate_size": experts.intermediate_size,
+            }
+        )
+        return cls(**own | {name: getattr(model, name) for name in cls.model_fields if hasattr(model, name)})
 
 
 class Artifact(Options):
@@ -130,7 +152,7 @@ class Artifact(Options):
     terms: list[Term]
     missing: list[str] = Field(description="parts of an iteration that nothing here prices")
     holdout_error: dict[str, NonNegative] = Field(
-        description="term -> mean absolute error, as a part, of every other point interpolated from its neighbours"
+        description="term -> mean absolute error, as a part, at points that it was made without"
     )
 
     @property
@@ -184,6 +206,7 @@ def check_target(artifact: Artifact, target: Target, place: str = "cost.artifact
         "hardware.gpu": (target.gpu.name, artifact.gpu or target.gpu.name),
         "hardware.tensor_parallel": (target.tensor_parallel, artifact.tensor_parallel),
         "bytes per element of KV": (target.kv_dtype_bytes, artifact.kv_dtype_bytes),
+        "bits per weight": (_weight_bits(target.model), _bits_of(artifact.dtype)),
     }
     own = Shape.of(target.model)
     for name in Shape.model_fields:
@@ -196,6 +219,17 @@ def check_target(artifact: Artifact, target: Target, place: str = "cost.artifact
                 f"{asked} in the scenario and {measured} in the artifact",
                 remedy="Take an artifact of this model and hardware, or cost: {kind: roofline}.",
             )
+
+
+def _weight_bits(model: Model) -> int:
+    """Of a weight of its matrices, scales and zero points not counted."""
+    return 8 * model.dtype_bytes if model.quantization is None else int(model.quantization.weight_bits)
+
+
+def _bits_of(dtype: str) -> int | None:
+    """What the name of a type ends in: 16 of bfloat16, 8 of fp8."""
+    digits = re.search(r"\d+$", dtype)
+    return int(digits[0]) if digits else None
 
 
 def _canonical(content: dict[str, Any]) -> str:

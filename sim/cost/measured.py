@@ -7,15 +7,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.artifact import AXES, Artifact, Term
+from sim.cost.artifact import AXES, Artifact, Shape, Term
 from sim.cost.base import Coverage
 from sim.cost.grids import Floats, Line, along_first_axis, bilinear, multilinear_all
 from sim.cost.standins import Chunks
 from sim.errors import ArtifactError
 from sim.step import StepArrays
 
-_ONCE = tuple(kind for kind in AXES if kind not in ("tokens", "sequences"))
-_NEEDED = ("tokens", "decode_attention", "prefill_attention")
+_ONCE = tuple(kind for kind in AXES if kind not in ("tokens", "sequences", "prefill_tokens"))
+_NEEDED = ("decode_attention", "prefill_attention")
+_PER_TOKEN = ("tokens", "prefill_tokens")
+"""Kinds of which there must be one: a measurement of kernels has the first, of whole iterations the second."""
+
+
+class ExpertsLine:
+    """Time of the experts by the rows that an iteration computes, with the methods of a `Line`.
+
+    So many rows are expected to touch E - E(1 - k/E)^rows of E experts when each of them is sent to k, all
+    being as likely. Routing that prefers some experts touches fewer, so that the time is an upper bound.
+    """
+
+    def __init__(self, term: Term, shape: Shape) -> None:
+        """Raises ArtifactError for experts of a model that has none."""
+        if not shape.num_experts_per_tok or shape.num_experts < shape.num_experts_per_tok:
+            raise ArtifactError(
+                "cost.artifact",
+                f"{term.name} is of experts, of {shape.num_experts}, {shape.num_experts_per_tok} for each token",
+                valid="expected the shape of a mixture of experts",
+            )
+        self._term, self._table = term, term.table_ns()
+        self._num_experts = shape.num_experts
+        self._missed = 1 - shape.num_experts_per_tok / shape.num_experts
+
+    def at(self, x: float) -> float:
+        """The value at one number of rows."""
+        return float(self.at_all(np.array([x]))[0])
+
+    def at_all(self, x: Floats) -> Floats:
+        """The values at many."""
+        return multilinear_all(self._term.points, self._table, (x, self.touched(x)))
+
+    def touched(self, x: NDArray[Any]) -> Floats:
+        """Experts that so many rows are expected to touch."""
+        touched: Floats = self._num_experts * (1 - self._missed**x)
+        return touched
 
 
 class Tables:
@@ -27,6 +62,8 @@ class Tables:
             num_terms = len(artifact.of_kind(kind))
             if (kind in _NEEDED and not num_terms) or (kind in _ONCE and num_terms > 1):
                 raise ArtifactError("cost.artifact", f"{num_terms} terms of {kind}", valid="expected one")
+        if not any(artifact.of_kind(kind) for kind in _PER_TOKEN):
+            raise ArtifactError("cost.artifact", f"0 terms of {' or '.join(_PER_TOKEN)}", valid="expected one")
         self._artifact = artifact
         self._terms = {kind: terms[0] for kind in _ONCE if (terms := artifact.of_kind(kind))}
         self._values = {kind: term.table_ns() for kind, term in self._terms.items()}
@@ -36,13 +73,15 @@ class Tables:
         self.skew_axes = self.points("decode_skew")[1:]
         """Points of ratio and spread; empty if not measured. Also of the next."""
         self.mixed_skew_axes = self.points("mixed_skew")[1:]
+        self.experts = [ExpertsLine(term, artifact.shape) for term in artifact.of_kind("experts")]
+        """Time of the experts; empty for dense models."""
 
     def points(self, kind: str) -> list[list[float]]:
         """The measured points of a kind that occurs once, axis by axis; empty if it does not occur."""
         return self._terms[kind].points if kind in self._terms else []
 
     def lines(self, kind: str) -> list[tuple[Term, Line]]:
-        """The terms of one variable (`tokens` or `sequences`) as functions."""
+        """The terms of one variable (`tokens`, `sequences` or `prefill_tokens`) as functions."""
         return [
             (term, Line.through(np.array(term.axes[0].points), term.table_ns()))
             for term in self._artifact.of_kind(kind)
@@ -96,6 +135,13 @@ def levels(tables: Tables, steps: StepArrays, chunks: Chunks, rows: NDArray[np.i
         worst.take(term.points[0], rows, rows > 0)
     for term, _ in tables.lines("sequences"):
         worst.take(term.points[0], steps.num_sampled, steps.num_sampled > 0)
+    for term, _ in tables.lines("prefill_tokens"):
+        worst.take(term.points[0], chunks.num_tokens, prefills)
+        worst.levels[prefills & decodes] = Coverage.EXTRAPOLATED  # whole iterations were of one or the other
+    for experts in tables.experts:
+        of_rows, of_experts = tables.points("experts")
+        worst.take(of_rows, rows, rows > 0)
+        worst.take(of_experts, experts.touched(rows), rows > 0)
     mixed = decodes & prefills if tables.mixed_axes else np.zeros(len(rows), dtype=np.bool_)
     coordinates = {
         "decode_attention": (decodes & ~mixed, (steps.num_decode, mean)),

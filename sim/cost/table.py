@@ -1,17 +1,18 @@
 """Iteration time from measured kernels: an artifact's tables, composed term by term.
 
-An iteration is what its rows cost in the products and norms (`tokens`), what its sampled rows cost
-(`sequences`), and its attention: one call over decodes and prompts together where that was measured
-(`mixed_attention`), else the sum of both. Where the measurement is of one prompt and an iteration has
-several, they count as one with as many (query, key) pairs at their mean context. Decodes count as so
-many of their mean context; what their spread adds is a term of its own (`skew`): the batch is taken as two
-groups with its mean, variance and longest context. Batches up to the largest CUDA graph are padded to the
-next captured size, as vLLM does.
+An iteration is what its rows cost in the products and norms (`tokens`; `experts`, at the number of them that
+so many rows are expected to touch), what its sampled rows cost (`sequences`), and its attention: one call over
+decodes and prompts together where that was measured (`mixed_attention`), else the sum of both. What the rows of
+prompts cost apart from those of decodes (`prefill_tokens`) is known where whole iterations were measured. Where
+the measurement is of one prompt and an iteration has several, they count as one with as many (query, key) pairs
+at their mean context. Decodes count as so many of their mean context; what their spread adds is a term of its
+own (`skew`): the batch is taken as two groups with its mean, variance and longest context. Batches up to the
+largest CUDA graph are padded to the next captured size, as vLLM does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,7 +23,7 @@ from pydantic import Field
 from sim.cost.artifact import Artifact, check_target, read_artifact
 from sim.cost.base import CostModel, CostOptions, Resource, Target, decode_contexts
 from sim.cost.grids import Floats, Line, bilinear, multilinear_all, trilinear
-from sim.cost.measured import Tables, levels
+from sim.cost.measured import ExpertsLine, Tables, levels
 from sim.cost.standins import Chunks, one_chunk, one_chunks, padded_sizes, two_groups, two_groups_of
 from sim.options import CountOrZero
 from sim.step import StepArrays, StepShape
@@ -69,9 +70,10 @@ class Table(CostModel):
         self._host_request_ns = artifact.host_us_per_request * 1e3
         padded = padded_sizes(artifact.cuda_graph_sizes, max_cudagraph_capture_size)
         lines = [(line, term.is_communication) for term, line in tables.lines("tokens")]
-        self._tokens = _Listed([line for line, _ in lines], padded, self._step_ns)
+        self._tokens = _Listed([*(line for line, _ in lines), *tables.experts], padded, self._step_ns)
         self._communication = _Listed([line for line, between_gpus in lines if between_gpus], padded)
         self._sequences = _Listed([line for _, line in tables.lines("sequences")])
+        self._prefill_tokens = _Listed([line for _, line in tables.lines("prefill_tokens")])
         self._memo: dict[int, _Decodes] = {}
 
     @classmethod
@@ -163,7 +165,9 @@ class Table(CostModel):
         """An iteration with prompt chunks."""
         num_decode = shape.num_decode
         num_tokens, chunk, context = one_chunk(shape.prefills)
-        ns = self._row_ns(num_tokens + num_decode, shape.num_sampled)
+        prompts = self._prefill_tokens
+        ns = prompts.ns[num_tokens] if num_tokens < prompts.size else prompts.beyond(num_tokens)
+        ns += self._row_ns(num_tokens + num_decode, shape.num_sampled)
         if not num_decode:
             return ns + self._tables.prefill_ns(chunk, context)
         decodes = self._memo.get(num_decode) or self._decodes(num_decode)
@@ -195,6 +199,7 @@ class Table(CostModel):
         has_chunk, (ratio, spread) = chunks.num_tokens > 0, two_groups_of(steps)
         decode_ns, prompt_ns, skew_ns = (np.zeros(len(num_decode)) for _ in range(3))
         prompt_ns[has_chunk] = tables.prefill_ns_all(chunks.chunk[has_chunk], chunks.context[has_chunk])
+        rows_ns = np.where(has_chunk, self._prefill_tokens.at_all(chunks.num_tokens), 0.0)
         mean = steps.decode_context_sum / np.maximum(num_decode, 1) + 1.0
         for batch, own in _groups(num_decode):
             decodes = self._memo.get(batch) or self._decodes(batch)
@@ -212,7 +217,7 @@ class Table(CostModel):
                 if rows is not None:
                     added = multilinear_all(axes, np.array(rows), (ratio[which], spread[which]))
                     skew_ns[which] = np.where(spread[which] > 0, added, 0.0)
-        return decode_ns, prompt_ns, skew_ns
+        return decode_ns, prompt_ns + rows_ns, skew_ns
 
     def _decodes(self, num_decode: int) -> _Decodes:
         tables = self._tables
@@ -229,7 +234,9 @@ class Table(CostModel):
 class _Listed:
     """The sum of some functions at every whole number up to `MAX_LISTED`, and beyond."""
 
-    def __init__(self, lines: list[Line], padded: list[int] | None = None, constant_ns: float = 0.0) -> None:
+    def __init__(
+        self, lines: Sequence[Line | ExpertsLine], padded: list[int] | None = None, constant_ns: float = 0.0
+    ) -> None:
         """`padded`: the number that is looked up in place of each of the first ones."""
         self._lines = lines
         self._constant_ns = constant_ns

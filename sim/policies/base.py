@@ -95,11 +95,38 @@ class About(NamedTuple):
     """What else one must know to use it."""
 
 
+class Axes(NamedTuple):
+    """Where a policy stands in the grid of all schedulers: on each axis on which they differ, in a few words."""
+
+    batch: str
+    """Who may join and leave, and when."""
+    step: str
+    """What a step consists of."""
+    order: str
+    """Who comes first in it."""
+    kv_admission: str
+    """KV that must be free for an admission."""
+    preemption: str
+    """What happens when KV runs out."""
+    victim: str
+    """Who that happens to, and where they go."""
+    head_of_line: str
+    """What happens when the next one does not fit."""
+    prefill_pacing: str
+    """When admissions are held back although there is room."""
+    queue_order: str
+    """Who is next."""
+    limits: str
+    """Units of the limits of a step."""
+
+
 class Policy(ABC):
     """Decides each iteration. One instance serves one engine for one run."""
 
     Options: ClassVar[type[EngineOptions]]
     about: ClassVar[About] = About()
+    own_axes: ClassVar[Axes | None] = None
+    """Its place in the grid with default options, where no preset says it."""
     max_in_flight: int = 1
     """Batches that may be planned before the oldest one's results are processed."""
     follows_arrival_order: bool = True
@@ -110,8 +137,15 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    may_swap: bool = False
+    """Whether steps may move blocks between GPU and host memory."""
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
+
+    @classmethod
+    def axes(cls) -> Axes | None:
+        """Its place in the grid with default options; None for a policy that does not say."""
+        return cls.own_axes
 
     @classmethod
     @abstractmethod

@@ -22,7 +22,7 @@ from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.swapped import SwappedCache
 from sim.options import Count, CountOrZero, NonNegative
-from sim.policies.base import About, EngineLimits, EngineOptions, Policy
+from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
 from sim.policies.fastserve_schedulers import SCHEDULERS, Job, Scheduler
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Preemption, Step, StepShape
@@ -79,6 +79,19 @@ class FastServe(Policy):
         copies="FastServe @187a274 (Wu et al. 2023)",
         proof="logs of the real schedulers and block manager",
         note="preempted requests keep their KV, on the GPU or swapped out to the host",
+    )
+    may_swap = True
+    own_axes = Axes(
+        "every step",
+        "prefills and decodes, whole prompts",
+        "by level",
+        "prompt",
+        "swap",
+        "lowest level; stays in its queue",
+        "skips",
+        "always",
+        "mlfq",
+        "requests, tokens",
     )
 
     def __init__(self, options: FastServeOptions, limits: EngineLimits) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sim.policies.base import About
+from sim.policies.base import About, Axes
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
 from sim.step import BlockedBy, Finished, Step
@@ -38,6 +38,18 @@ class Orca(WholePromptPolicy):
         copies="Orca (Yu et al. 2022), Algorithm 1, with one worker",
         proof="whole logs worked out by hand from the paper, not logs of the real system",
         note="KV is reserved for the longest answer, so nobody is preempted",
+    )
+    own_axes = Axes(
+        "every step",
+        "prefills and decodes, whole prompts",
+        "in order of arrival",
+        "max_tokens",
+        "never happens",
+        "nobody",
+        "stops admission",
+        "always",
+        "fcfs",
+        "requests, KV slots",
     )
 
     def cancel(self, request: Request) -> bool:

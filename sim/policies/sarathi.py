@@ -21,13 +21,12 @@ from sim.errors import ScenarioError
 from sim.options import Count
 from sim.policies.base import About, EngineLimits
 from sim.policies.grid.composition import Alternating, ClosedBatch, Composition, DecodesFirst, PrefillFirst
-from sim.policies.grid.config import GridConfig, GridOptions
+from sim.policies.grid.config import UNLIMITED_TOKENS, GridConfig, GridOptions
 from sim.policies.grid.draft import Draft
 from sim.policies.grid.engine import GridPolicy
 from sim.policies.grid.reservation import ReservationKind
 from sim.request import Request
 
-UNLIMITED = 10**12
 _COPIES = "Sarathi-Serve 0.1.8 @96f9911"
 
 
@@ -101,7 +100,7 @@ class SarathiSimpleChunkingOptions(ChunkedOptions):
 class SarathiBase(GridPolicy):
     """What the five have in common."""
 
-    longest_overrun = UNLIMITED
+    longest_overrun = UNLIMITED_TOKENS
     budget_option: ClassVar[str] = ""
     """The option that holds the token budget of a step, if there is one."""
     chunked: ClassVar[bool] = False
@@ -114,7 +113,7 @@ class SarathiBase(GridPolicy):
     @classmethod
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
         assert isinstance(options, SarathiBaseOptions)
-        budget = getattr(options, cls.budget_option) or limits.max_model_len if cls.budget_option else UNLIMITED
+        budget = getattr(options, cls.budget_option) or limits.max_model_len if cls.budget_option else UNLIMITED_TOKENS
         return cls(
             GridConfig.resolve(
                 options,
@@ -142,6 +141,7 @@ class Sarathi(SarathiBase):
         batching="iteration-level batching: everybody decodes in every step, chunks of prompts fill up the rest",
         copies=f"{_COPIES}, scheduler sarathi, static and dynamic chunks",
         proof="step logs of the real scheduler: 10 of 10",
+        note="no answer ends at max_model_len; a request counts its max_tokens anew after a preemption",
     )
     budget_option = "chunk_size"
     chunked = True
@@ -198,6 +198,7 @@ class SarathiVllm(SarathiBase):
         batching="a step prefills or decodes; prefills go first and those who decode stall",
         copies=f"{_COPIES}, scheduler vllm",
         proof="step logs of the real scheduler: 4 of 4",
+        note="no answer ends at max_model_len; prompts above the token budget are dropped",
     )
     budget_option = "max_batched_tokens"
 
@@ -214,6 +215,7 @@ class SarathiOrca(SarathiBase):
         batching="iteration-level batching: requests join and leave at every step, prompts run whole",
         copies=f"{_COPIES}, scheduler orca; what the vLLM paper calls Orca (Max)",
         proof="step logs of the real scheduler: 3 of 3",
+        note="KV for max_model_len is reserved, so nobody is preempted",
     )
 
     @classmethod
@@ -229,6 +231,7 @@ class SarathiFasterTransformer(SarathiBase):
         batching="request-level batching: nobody joins until everybody is done, nothing is padded",
         copies=f"{_COPIES}, scheduler faster_transformer",
         proof="step logs of the real scheduler: 2 of 2",
+        note="KV for max_model_len is reserved; members that finish drop out of the computation",
     )
 
     @classmethod
@@ -244,6 +247,7 @@ class SarathiSimpleChunking(SarathiBase):
         batching="steps of prefill chunks and steps of decodes take turns",
         copies=f"{_COPIES}, scheduler simple_chunking; chunked-prefills-only of the paper",
         proof="step logs of the real scheduler: 2 of 2",
+        note="no answer ends at max_model_len",
     )
     budget_option = "chunk_size"
     chunked = True

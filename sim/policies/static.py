@@ -34,7 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.clock import NS_PER_MS
 from sim.options import Count, NonNegative
-from sim.policies.base import About, EngineLimits
+from sim.policies.base import About, Axes, EngineLimits
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
 from sim.step import BlockedBy, Finished, Step, StepShape
@@ -83,6 +83,18 @@ class StaticBatching(WholePromptPolicy):
         copies="Triton's dynamic batcher, FasterTransformer (padded), Sarathi-Serve's baseline (early exit)",
         proof="whole logs worked out by hand from their sources, not logs of the real systems",
         note="with max_queue_delay_ms it is dynamic batching, with max_batch_size: 1 no batching",
+    )
+    own_axes = Axes(
+        "when all are done",
+        "prefills or decodes, whole prompts",
+        "one batch at a time",
+        "max_tokens of the padded batch",
+        "never happens",
+        "nobody",
+        "stops admission",
+        "queue delay",
+        "fcfs",
+        "requests, padded tokens",
     )
 
     def __init__(self, options: StaticOptions, limits: EngineLimits) -> None:

@@ -81,6 +81,7 @@ class VllmV0(GridPolicy):
         batching="a step prefills or decodes, prefills first; or chunks of prompts beside decodes",
         copies="vLLM 0.6.3.post1, V0 scheduler",
         proof="step logs of the real scheduler: 17 of 17",
+        note="requests of one sequence; no multi-step scheduling, no lookahead slots, no pipeline stages",
     )
     longest_overrun = 1
 
@@ -113,6 +114,7 @@ class VllmV0(GridPolicy):
             drops_what_never_fits=True,
             sorts_running=False,
             requeues_at_once=False,
+            returns_cut_prefills=False,
             longest_overrun=cls.longest_overrun,
             enable_prefix_caching=options.enable_prefix_caching,
             **own,
@@ -210,6 +212,10 @@ class PriorityByForce(PrefillFirst):
 
 class QueueOrderWithinBudget(Composition):
     """Those who run take tokens in queue order while the budget lasts; who was left out stands first next time."""
+
+    batch = "every step"
+    step = "prefills and decodes"
+    order = "queue order within the budget, then returns, then new prefills"
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         rest = deque(engine.members)

@@ -11,24 +11,27 @@ without prefix caching; `build` falls back to the reference for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import cast
-
-import numpy as np
 
 from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT
-from sim.policies.base import About, EngineLimits, EngineOptions
+from sim.policies.base import About, Axes, EngineLimits, EngineOptions
 from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import NOTHING_ENDED, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
 
-Chunks = list[tuple[Request, int]]
+Chunks = Sequence[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
+
+Completing = Sequence[tuple[Request, int]]
+"""Members, in running order, that have a block full of known tokens after a step, and those tokens."""
 
 
 class VllmV1(VllmV1Reference):
@@ -43,12 +46,23 @@ class VllmV1(VllmV1Reference):
         "stages run on the plain reference planner; speculative decoding is not offered in scenarios. Where they are "
         "not given, budget and sequences are those of vLLM's API server on the GPU (8192 and 1024 on an H100)",
     )
+    own_axes = Axes(
+        "every step",
+        "prefills and decodes, prompts in chunks",
+        "running in order of admission, then new",
+        "the step's chunk, the whole prompt reserved",
+        "recompute",
+        "last of those who run; front of the queue",
+        "stops admission",
+        "always",
+        "fcfs",
+        "requests, tokens",
+    )
 
     def __init__(self, config: V1Config) -> None:
         if not is_covered(config):
             raise InvariantError("the fast V1 planner was given options that only the reference covers")
         super().__init__(config)
-        self._paces_prefill = config.prefill_schedule_interval > 1
         self._batch = RunningBatch(config.block_size)
         self._others: dict[Request, None] = {}
         """Who runs but is not in the batch of steady decodes."""
@@ -66,15 +80,11 @@ class VllmV1(VllmV1Reference):
 
     # ------------------------------------------------------------------ who is in the batch
 
-    def _seat(self, request: Request) -> None:
-        super()._seat(request)
-        self._others[request] = None
-
-    def _unseat(self, request: Request) -> None:
-        if request in self._batch:
+    def _before_unseating(self, request: Request) -> None:
+        if request in self._others:
+            del self._others[request]
+        else:
             self._leave_batch(request)
-        del self._others[request]
-        super()._unseat(request)
 
     def _is_anything_decoding(self) -> bool:
         return self._batch.num_decode > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
@@ -82,65 +92,61 @@ class VllmV1(VllmV1Reference):
     def _join_batch(self, request: Request, plan: Plan) -> None:
         """From now on the request decodes in every tick until it ends, is preempted or starves."""
         state: V1State = request.policy_state
-        num_outputs = request.num_output_tokens + state.num_placeholders
+        num_outputs, num_target_tokens = request.num_output_tokens + state.num_placeholders, request.num_target_tokens
         # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
-        self._batch.join(request, max(1, request.num_target_tokens - num_outputs))
-        del self._others[request]
+        self._batch.join(request, num_target_tokens - num_outputs if num_target_tokens > num_outputs else 1)
         if state.decoding_lane == NEVER:
             state.decoding_lane = 0
             plan.joined.append(request)
-        ticks_until_departure = request.cancel_after_tokens - num_outputs
-        if ticks_until_departure > 0 and request.cancel_after_tokens < request.num_target_tokens:
-            self._departures.add(self._batch.tick + ticks_until_departure, request)
+        if num_outputs < request.cancel_after_tokens < num_target_tokens:
+            self._departures.add(self._batch.tick + request.cancel_after_tokens - num_outputs, request)
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
         batch = self._batch
-        state: V1State = request.policy_state
-        num_in_flight = batch.tick - max(request.joined_tick, self._num_updated_ticks)
+        num_in_flight = batch.tick - self._num_updated_ticks and batch.tick - max(
+            request.joined_tick, self._num_updated_ticks
+        )
         batch.leave(request)
-        self._others[request] = None
-        request.num_output_tokens -= num_in_flight
-        state.num_in_flight_tokens += num_in_flight
-        if self._is_async:
-            state.num_placeholders += num_in_flight
         if not self._is_caching:
-            request.num_blocks = blocks_for(request.num_computed_tokens, self.config.block_size)
+            request.num_blocks = -(-request.num_computed_tokens // self._block_size)
         if num_in_flight and self._last_step is not None:
+            state: V1State = request.policy_state
+            request.num_output_tokens -= num_in_flight
+            state.num_in_flight_tokens += num_in_flight
+            if self._is_async:
+                state.num_placeholders += num_in_flight
             row = Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True)
-            self._last_step.rows = [*self._last_step.rows, row]
+            self._last_step.rows = {**(self._last_step.rows or {}), request: row}
 
     # ------------------------------------------------------------------ steps that change nothing
 
     def plan(self, now_ns: int) -> V1Step:
         blocked_by = self._unchanged_but_for()
         if blocked_by is None:
-            return super().plan(now_ns)
+            return self._plan_step()
         batch, kv = self._batch, self.kv
-        num_decode, sums = batch.num_decode, batch.context_sums()
+        num_decode = batch.num_decode
+        context_sum, context_sum_sq, context_max = batch.context_sums()
         num_new_blocks = self._advance_members()
         self._last_step = step = V1Step(
-            StepShape(num_decode, *sums, (), num_decode),
+            StepShape(num_decode, context_sum, context_sum_sq, context_max, (), num_decode),
             len(self._running),
             len(self._waiting),
             kv.usable_blocks - kv.free_blocks,
             num_new_blocks,
-            sums[0] + num_decode,
+            context_sum + num_decode,
             blocked_by,
             batch.tick,
         )
         return step
 
     def update(self, step: Step) -> Finished:
-        tick = step.tick
-        if (
-            not isinstance(step, V1Step)
-            or step.rows
-            or tick in self._batch.due
-            or tick in self._departures
-            or tick in self._ending
-        ):
+        if not isinstance(step, V1Step):
             return super().update(step)
+        tick = step.tick
+        if step.rows or tick in self._batch.due or tick in self._departures or tick in self._ending:
+            return self._take_in_step(step)
         self._num_updated_ticks = tick
         return NOTHING_ENDED
 
@@ -148,21 +154,23 @@ class VllmV1(VllmV1Reference):
         batch = self._batch
         if self._others:
             return None
-        for next_tick in (batch.due.next_tick(), self._departures.next_tick()):
-            if next_tick is not None:
-                max_steps = min(max_steps, next_tick - batch.tick)
+        for calendar in (batch.due, self._departures):
+            next_tick = calendar.next_tick() if calendar else None
+            if next_tick is not None and next_tick - batch.tick < max_steps:
+                max_steps = next_tick - batch.tick
         if max_steps < min_steps:
             return None
         blocked_by = self._unchanged_but_for()
         if blocked_by is None:
             return None
         num_new_blocks = batch.num_growing(max_steps)
-        fitting = int(np.searchsorted(np.cumsum(num_new_blocks), self.kv.free_blocks, side="right"))
-        if fitting < min_steps:
+        if sum(num_new_blocks) > self.kv.free_blocks:
+            del num_new_blocks[bisect_right(list(accumulate(num_new_blocks)), self.kv.free_blocks) :]
+        if len(num_new_blocks) < min_steps:
             return None
         return SteadyRun(
             StepShape(batch.num_decode, *batch.context_sums(), (), batch.num_decode),
-            num_new_blocks[:fitting],
+            num_new_blocks,
             len(self._running),
             len(self._waiting),
             blocked_by,
@@ -175,7 +183,7 @@ class VllmV1(VllmV1Reference):
             for _ in range(num_steps):
                 self._advance_members()
         else:
-            self.kv.take(int(self._batch.num_growing(num_steps).sum()))
+            self.kv.take(sum(self._batch.num_growing(num_steps)))
             self._batch.advance(num_steps)
             self._num_calls += num_steps
             self._num_executed += num_steps
@@ -183,13 +191,13 @@ class VllmV1(VllmV1Reference):
 
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
+        if self._others:
+            return None
         batch = self._batch
         budget = self._token_budget - batch.num_decode
-        if self._others or not batch.num_decode or budget < 0 or self._paces_prefill:
+        if not batch.num_decode or budget < 0 or self._paces_prefill:
             return None
-        if len(batch.at_context(0)) > self.kv.free_blocks:
-            return None
-        if self._is_async and batch.tick in batch.due:
+        if len(batch.at_context(0)) > self.kv.free_blocks or (self._is_async and batch.tick in batch.due):
             return None
         if not self._waiting:
             return BlockedBy.NOTHING
@@ -220,34 +228,40 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the running requests
 
     def _plan_running(self, plan: Plan) -> None:
-        if self._is_async:
+        batch = self._batch
+        if self._is_async and batch.tick != self._num_updated_ticks:
             self._retire_foreseen_ends(plan)
-        chunks = self._share_budget(self._join_ready(plan), plan)
+        chunking = self._join_ready(plan) if self._others else ()
+        chunks = self._share_budget(chunking, plan)
         if chunks is None:
             self._unfold()
             super()._plan_running(plan)
             return
-        completing = self._completing() if self._is_caching else []
-        growing = self._batch.at_context(0)
-        if len(growing) + sum([self._new_blocks(*chunk) for chunk in chunks]) <= self.kv.free_blocks:
-            self.kv.allocate_each(growing)
-            plan.num_new_blocks += len(growing)
+        completing = self._completing() if self._is_caching else ()
+        growing = batch.at_context(0)
+        num_new_blocks = len(growing)
+        for request, num_tokens in chunks:
+            num_new_blocks += self._new_blocks(request, num_tokens)
+        if num_new_blocks <= self.kv.free_blocks:
+            if growing:
+                self.kv.allocate_each(growing)
+                plan.num_new_blocks = len(growing)
             for request, num_tokens in chunks:
                 self._publish_completed(completing, before=request)
                 self._schedule_running(request, num_tokens, plan)
         else:
             self._place_under_pressure(chunks, completing, plan)
-        plan.budget -= self._batch.num_decode
-        self._publish_completed(completing)
+        plan.budget -= batch.num_decode
+        if completing:
+            self._publish_completed(completing)
 
     def _retire_foreseen_ends(self, plan: Plan) -> None:
         """Async: whoever gets its last possible token from the tick in flight is not planned again."""
         tick = self._batch.tick
-        if tick == self._num_updated_ticks:
-            return
         for request in self._batch.due.pop_tick(tick):
             if self._foresees_end(request):
                 self._leave_batch(request)
+                self._others[request] = None
                 request.policy_state.decoding_lane = NEVER
                 plan.left.append(request)
             else:
@@ -262,13 +276,16 @@ class VllmV1(VllmV1Reference):
     def _join_ready(self, plan: Plan) -> list[Request]:
         """Whoever is past its prefill joins the batch. Returns those still in it, in running order."""
         chunking: list[Request] = []
-        for request in list(self._others):
-            state: V1State = request.policy_state
-            if state.is_mid_prefill:
+        spent: list[Request] = []
+        for request in self._others:
+            if request.policy_state.is_mid_prefill:
                 chunking.append(request)
-            elif not self._is_async or self._tokens_left(request, plan):
+            elif self._is_async and not self._tokens_left(request, plan):
+                spent.append(request)
+            else:
                 self._join_batch(request, plan)
-        if not chunking or not plan.gate_is_open:
+        self._others = dict.fromkeys(chunking + spent)
+        if not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
 
@@ -276,14 +293,14 @@ class VllmV1(VllmV1Reference):
         """Async: whether a request past its prefill may still get a token that is not yet in flight."""
         return not self._has_last_token_in_flight(request) and self._tokens_wanted(request, plan) > 0
 
-    def _share_budget(self, chunking: list[Request], plan: Plan) -> Chunks | None:
+    def _share_budget(self, chunking: Sequence[Request], plan: Plan) -> Chunks | None:
         """Tokens for each prefill when every decode gets its own; None when somebody would starve.
 
         A lone prefill behind all decodes takes what they leave.
         """
         budget = plan.budget - self._batch.num_decode
         if not chunking:
-            return [] if budget >= 0 else None
+            return () if budget >= 0 else None
         chunks = [(request, self._tokens_wanted(request, plan)) for request in chunking]
         if sum(num_tokens for _, num_tokens in chunks) <= budget:
             return [chunk for chunk in chunks if chunk[1] > 0]
@@ -291,7 +308,7 @@ class VllmV1(VllmV1Reference):
             return None
         return [(chunks[0][0], budget)] if budget else []
 
-    def _place_under_pressure(self, chunks: Chunks, completing: list[tuple[Request, int]], plan: Plan) -> None:
+    def _place_under_pressure(self, chunks: Chunks, completing: Completing, plan: Plan) -> None:
         """Not everything fits: ask in running order, preempting from the tail.
 
         Only requests that need a block are visited. The tail cannot have been visited before, unless it is
@@ -312,8 +329,8 @@ class VllmV1(VllmV1Reference):
                 plan.num_new_blocks += 1
                 self.kv.allocate_each([request])
 
-    def _completing(self) -> list[tuple[Request, int]]:
-        """Members, in running order, that have a block full of known tokens after this step, and those tokens."""
+    def _completing(self) -> Completing:
+        """Who completes a block in the step in the making."""
         batch, config = self._batch, self.config
         tick = batch.tick
         completing: list[tuple[Request, int]] = []
@@ -324,7 +341,7 @@ class VllmV1(VllmV1Reference):
             completing += [(r, batch.context(r) + 1) for r in full]
         return sorted(completing, key=lambda pair: pair[0].policy_state.seat) if len(completing) > 1 else completing
 
-    def _publish_completed(self, completing: list[tuple[Request, int]], before: Request | None = None) -> None:
+    def _publish_completed(self, completing: Completing, before: Request | None = None) -> None:
         """Make the blocks of members hits: of all, or of those that stand before a request. May be repeated.
 
         The order is what counts: of several blocks with equal tokens the one published first is hit.
@@ -339,37 +356,41 @@ class VllmV1(VllmV1Reference):
     def _unfold(self) -> None:
         for request in list(self._batch):
             self._leave_batch(request)
+            self._others[request] = None
 
     # ------------------------------------------------------------------ the step
 
-    def _finish_plan(self, plan: Plan) -> V1Step:
-        batch, num_decode = self._batch, self._batch.num_decode
+    def _finish_plan(self, plan: Plan) -> None:
+        batch, others, chunks = self._batch, self._others, plan.chunks
+        for request, _, _ in plan.admitted:
+            others[request] = None
         if plan.preempted:
             plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
+        num_sampled = num_decode = batch.num_decode
         if not num_decode:
-            return super()._finish_plan(plan)
-        chunks: list[Chunk] = []
-        for row in plan.rows.values():
-            context = row.request.num_computed_tokens
+            super()._finish_plan(plan)
+            return
+        prefills: list[tuple[int, int]] = []
+        for request, row in plan.rows.items():
+            num_tokens, context = row.num_tokens, request.num_computed_tokens
             self._advance(row)
-            chunks.append(Chunk(row.request, row.num_tokens, context, row.samples))
+            chunks.append(Chunk(request, num_tokens, context, row.samples))
+            prefills.append((num_tokens, context))
+            num_sampled += row.samples
         self._count_executed(plan)
+        context_sum, context_sum_sq, context_max = batch.context_sums()
         shape = StepShape(
-            num_decode,
-            *batch.context_sums(),
-            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
-            num_decode + sum([chunk.is_last for chunk in chunks]),
-            num_new_requests=len(plan.admitted),
+            num_decode, context_sum, context_sum_sq, context_max, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)
         )
-        batch.advance()
-        self._last_step = self._describe(plan, shape, chunks, tick=batch.tick)
-        return self._last_step
+        batch.tick += 1
+        live_tokens = context_sum + num_decode
+        for request in others:
+            live_tokens += request.num_computed_tokens
+        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, tick=batch.tick)
+        self._last_step = plan
 
     def _decoders(self, lane: int) -> Iterable[Request]:
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty
-
-    def _live_tokens(self) -> int:
-        return self._batch.context_sum + sum([r.num_computed_tokens for r in self._others])
 
     # ------------------------------------------------------------------ results
 
@@ -383,12 +404,12 @@ class VllmV1(VllmV1Reference):
             due += self._ending.pop(tick, ())
         if due:
             finished.extend([r for r in due if r.due_tick == tick])
-        leaving = self._departures.pop_tick(tick)
-        if leaving:
+        if len(finished) > 1:
+            finished.sort(key=_seat)
+        if self._departures:
+            leaving = self._departures.pop_tick(tick)
             departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
-        for ended in (finished, departed):
-            if len(ended) > 1:
-                ended.sort(key=_seat)
+            departed.sort(key=_seat)
 
     def _num_received(self, member: Request) -> int:
         """Outputs of a member whose results are in."""

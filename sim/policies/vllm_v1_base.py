@@ -40,6 +40,11 @@ class VllmV1Base(Policy):
         self._reserves_prompt = config.scheduler_reserve_full_isl
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
+        self._is_priority = config.policy == "priority"
+        self._is_speculative = config.num_speculative_tokens > 0
+        self._has_threshold = config.long_prefill_token_threshold > 0
+        self._paces_prefill = config.prefill_schedule_interval > 1
+        self._block_size = config.block_size
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}
         """In the order of admission: new ones are added at the end."""
@@ -66,7 +71,7 @@ class VllmV1Base(Policy):
         """Give tokens and blocks to the running requests in their order, preempting where blocks are short."""
 
     @abstractmethod
-    def _finish_plan(self, plan: Plan) -> V1Step:
+    def _finish_plan(self, plan: Plan) -> None:
         """Advance everybody's counters to what they will be when the step has run, and describe it."""
 
     # ------------------------------------------------------------------ the door, the queue, the exit
@@ -96,66 +101,65 @@ class VllmV1Base(Policy):
         self._enqueue(request)
 
     def cancel(self, request: Request) -> bool:
-        self._remove(request)
-        self._end(request)
+        self._leave(request)
         return True
 
     def _enqueue(self, request: Request) -> None:
-        if self.config.policy == "priority":
+        if self._is_priority:
             insort(self._waiting, request, key=_priority_key)
         else:
             self._waiting.append(request)
 
     def _requeue(self, victim: Request) -> None:
-        if self.config.policy == "priority":
+        if self._is_priority:
             self._enqueue(victim)
         else:
             self._waiting.appendleft(victim)
 
-    def _remove(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
+        """It is over, wherever it was."""
         if request.status is Status.RUNNING:
             self._unseat(request)
         else:
             self._waiting.remove(request)
-
-    def _seat(self, request: Request) -> None:
-        """Put an admitted request behind those that run. Overridden where more is kept about them."""
-        self._num_admissions += 1
-        state: V1State = request.policy_state
-        state.seat = self._num_admissions
-        state.is_passed_over = False
-        self._running[request] = None
+        request.status = Status.OVER
+        self.kv.free(request)
 
     def _unseat(self, request: Request) -> None:
         """Take a request out of those that run."""
+        self._before_unseating(request)
         del self._running[request]
         request.policy_state.decoding_lane = NEVER
 
-    def _end(self, request: Request) -> None:
-        request.status = Status.OVER
-        self.kv.free(request)
+    def _before_unseating(self, request: Request) -> None:
+        """Room for a planner that keeps more about those that run."""
 
     # ------------------------------------------------------------------ planning
 
     def plan(self, now_ns: int) -> V1Step:
+        return self._plan_step()
+
+    def _plan_step(self) -> V1Step:
+        """One step by all rules."""
         self._num_calls += 1
-        plan = Plan(self._token_budget, self._threshold(), self._gate_is_open())
+        threshold = self._threshold() if self._has_threshold else 0
+        plan = Plan(self._token_budget, threshold, gate_is_open=not self._paces_prefill or self._gate_is_open())
         self._plan_running(plan)
         plan.num_running_rows = len(plan.rows)
         waiting = self._waiting
         if waiting and not plan.preempted:
             self._admit_waiting(plan)
-        self._update_backlog(plan)
+        if self._paces_prefill:
+            self._update_backlog(plan)
         if waiting:
             plan.blocked_by = self._blocked_by(plan)
-        return self._finish_plan(plan)
+        self._finish_plan(plan)
+        return plan
 
     def _threshold(self) -> int:
         """Most tokens of one request in this step; 0: no limit."""
         config = self.config
         threshold = config.long_prefill_token_threshold
-        if not threshold:
-            return 0
         num_requests = len(self._running) + len(self._waiting)
         if self.rules.threshold_spares_lone and num_requests <= 1:
             return 0
@@ -166,14 +170,12 @@ class VllmV1Base(Policy):
     def _gate_is_open(self) -> bool:
         """Whether prefill may be planned under `prefill_schedule_interval`; a backlog opens the gate."""
         interval = self.config.prefill_schedule_interval
-        if interval <= 1 or self._has_backlog:
-            return True
-        if self._num_executed + 1 - self._last_prefill_executed >= interval:
+        if self._has_backlog or self._num_executed + 1 - self._last_prefill_executed >= interval:
             return True
         return not self._is_anything_decoding()
 
     def _update_backlog(self, plan: Plan) -> None:
-        if self.config.prefill_schedule_interval > 1 and plan.gate_is_open and not plan.preempted:
+        if plan.gate_is_open and not plan.preempted:
             self._has_backlog = any(not r.policy_state.is_passed_over for r in self._waiting)
 
     # ---- preemption
@@ -190,9 +192,9 @@ class VllmV1Base(Policy):
         return victims
 
     def _choose_victim(self) -> Request:
-        if self.config.policy == "fcfs":
-            return next(reversed(self._running))
-        return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
+        if self._is_priority:
+            return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
+        return next(reversed(self._running))
 
     def _unplan(self, victim: Request, plan: Plan) -> None:
         if self.rules.unplans_victims and victim in plan.rows:
@@ -221,10 +223,6 @@ class VllmV1Base(Policy):
         if plan.carries_prefill:
             self._last_prefill_executed = self._num_executed
 
-    def _add_row(self, row: Row, plan: Plan) -> None:
-        plan.rows[row.request] = row
-        plan.budget -= row.num_tokens
-
     # ---- admission from the waiting queue
 
     def _admit_waiting(self, plan: Plan) -> None:
@@ -252,7 +250,7 @@ class VllmV1Base(Policy):
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
-        config, block_size = self.config, self.config.block_size
+        block_size = self._block_size
         num_known = head.prompt_tokens + head.num_output_tokens
         hit = self._lookup(head) if self._is_caching else NO_HIT
         num_hit_blocks = len(hit.blocks)
@@ -262,9 +260,9 @@ class VllmV1Base(Policy):
             plan.blocked_by = BlockedBy.ADMISSION
             return False
         num_tokens = self._cut(num_missing, plan) if plan.threshold else num_missing
-        num_drafts = self._admission_padding(num_missing, num_cached, plan) if config.num_speculative_tokens else 0
+        num_drafts = self._admission_padding(num_missing, num_cached, plan) if self._is_speculative else 0
         if num_tokens + num_drafts > plan.budget:
-            if num_drafts or not config.enable_chunked_prefill:
+            if num_drafts or not self.config.enable_chunked_prefill:
                 plan.blocked_by = BlockedBy.BUDGET
                 return False
             num_tokens = plan.budget
@@ -276,8 +274,8 @@ class VllmV1Base(Policy):
         self._move_to_running(head, hit, num_blocks, plan)
         if self._is_caching:
             self._publish_planned(head, num_tokens)
-        state: V1State = head.policy_state
-        self._add_row(Row(head, num_tokens, num_drafts, state.epoch, True, num_drafts > 0), plan)
+        plan.rows[head] = Row(head, num_tokens, num_drafts, head.policy_state.epoch, True, num_drafts > 0)
+        plan.budget -= num_tokens
         if num_missing >= 2:
             plan.carries_prefill = True
         return True
@@ -305,7 +303,7 @@ class VllmV1Base(Policy):
         if self._reserves_prompt:
             if num_known > self.config.max_model_len:
                 num_known = self.config.max_model_len
-            whole = blocks_for(num_known, self.config.block_size) - len(hit.blocks)
+            whole = -(-num_known // self._block_size) - len(hit.blocks)
             if whole > needed:
                 needed = whole
         if self._running:
@@ -313,11 +311,16 @@ class VllmV1Base(Policy):
         return needed + hit.num_ownerless <= self.kv.free_blocks
 
     def _move_to_running(self, head: Request, hit: Hit, num_blocks: int, plan: Plan) -> None:
-        self._waiting.popleft()
-        self._seat(head)
+        """The head takes a seat behind those that run."""
+        del self._waiting[0]
+        self._running[head] = None
+        self._num_admissions += 1
+        state: V1State = head.policy_state
+        state.seat = self._num_admissions
+        state.is_passed_over = False
         is_resumed = head.status is Status.PREEMPTED
         head.status = Status.RUNNING
-        head.num_computed_tokens = num_cached = len(hit.blocks) * self.config.block_size
+        head.num_computed_tokens = num_cached = len(hit.blocks) * self._block_size
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
         plan.admitted.append(Admission(head, num_cached, is_resumed))

@@ -98,15 +98,15 @@ class VllmV1Reference(VllmV1Base):
         num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
         num_drafts = max(0, num_tokens - num_base) if state.num_draft_tokens else 0
         state.num_draft_tokens = 0
-        self._add_row(Row(request, num_tokens, num_drafts, state.epoch, state.is_mid_prefill), plan)
+        plan.rows[request] = Row(request, num_tokens, num_drafts, state.epoch, state.is_mid_prefill)
+        plan.budget -= num_tokens
         plan.carries_prefill |= state.is_mid_prefill
 
     # ------------------------------------------------------------------ the step
 
-    def _finish_plan(self, plan: Plan) -> V1Step:
-        """Advance everybody's counters to what they will be when the step has run, and describe it."""
+    def _finish_plan(self, plan: Plan) -> None:
         rows = list(plan.rows.values())
-        chunks: list[Chunk] = []
+        chunks = plan.chunks
         decodes: list[Request] = []
         contexts: list[int] = []
         for row in rows:
@@ -130,29 +130,8 @@ class VllmV1Reference(VllmV1Base):
         )
         lane = self._num_executed % self.config.pipeline_parallel_size
         self._change_decoding(lane, decodes, plan)
-        return self._describe(plan, shape, chunks, lane=lane)
-
-    def _describe(self, plan: Plan, shape: StepShape, chunks: list[Chunk], *, lane: int = 0, tick: int = 0) -> V1Step:
-        return V1Step(
-            shape,
-            len(self._running),
-            len(self._waiting),
-            self.kv.used_blocks,
-            plan.num_new_blocks,
-            self._live_tokens(),
-            plan.blocked_by,
-            tick,
-            lane,
-            chunks,
-            plan.joined,
-            plan.left,
-            plan.admitted,
-            plan.preempted,
-            list(plan.rows.values()),
-        )
-
-    def _live_tokens(self) -> int:
-        return sum(r.num_computed_tokens for r in self._running)
+        live_tokens = sum(r.num_computed_tokens for r in self._running)
+        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, lane=lane)
 
     def _advance(self, row: Row) -> None:
         request = row.request
@@ -192,17 +171,20 @@ class VllmV1Reference(VllmV1Base):
     def update(self, step: Step) -> Finished:
         if not isinstance(step, V1Step):
             raise InvariantError(f"vllm-v1 was given a {type(step).__name__} that it did not plan")
+        return self._take_in_step(step)
+
+    def _take_in_step(self, step: V1Step) -> Finished:
         finished: list[Request] = []
         departed: list[Request] = []
-        for row in step.rows:
+        rows = step.rows.values() if step.rows else ()
+        for row in rows:
             if row.request.status is not Status.OVER:
                 self._take_in(row, finished, departed)
         self._take_in_members(step, finished, departed)
         for request in finished:
-            self._remove(request)
-            self._end(request)
-        if self.config.num_speculative_tokens and not self._is_async:
-            self._draft_anew(row.request for row in step.rows)
+            self._leave(request)
+        if self._is_speculative and not self._is_async:
+            self._draft_anew(row.request for row in rows)
         return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
     def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
@@ -213,7 +195,7 @@ class VllmV1Reference(VllmV1Base):
         request = row.request
         state: V1State = request.policy_state
         is_stale = row.epoch != state.epoch
-        row.num_sampled = num_sampled = self._num_sampled(row) if row.samples else 0
+        row.num_sampled = num_sampled = 0 if not row.samples else self._num_sampled(row) if row.num_drafts else 1
         num_rejected = row.num_drafts + 1 - num_sampled if row.samples else 0
         if is_stale:
             state.num_stale_tokens -= row.num_tokens
@@ -231,16 +213,17 @@ class VllmV1Reference(VllmV1Base):
                 state.num_placeholders -= num_sampled
             # Tokens beyond the end are dropped; they were computed for nothing.
             request.num_computed_tokens -= num_before + num_sampled - request.num_output_tokens
-            self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
+            if self._is_caching:
+                self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
         if request.num_output_tokens == request.num_target_tokens:
             finished.append(request)
         elif num_before < request.cancel_after_tokens <= request.num_output_tokens:
             departed.append(request)
 
     def _num_sampled(self, row: Row) -> int:
-        """Tokens that the model returns for a row that samples: one, and the drafts that it accepts."""
+        """Tokens that the model returns for a row with drafts that samples: one, and the drafts that it accepts."""
         pattern = self.config.spec_accept_pattern
-        if not row.num_drafts or row.is_padded or not pattern:
+        if row.is_padded or not pattern:
             return 1
         state: V1State = row.request.policy_state
         accepted = pattern[state.num_verifications % len(pattern)]
@@ -258,7 +241,7 @@ class VllmV1Reference(VllmV1Base):
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         assert isinstance(step, V1Step)
-        return [(row.request, row.num_tokens) for row in step.rows]
+        return [(row.request, row.num_tokens) for row in step.rows.values()] if step.rows else []
 
     def check_integrity(self) -> None:
         held = sum(r.num_blocks for r in self._running)

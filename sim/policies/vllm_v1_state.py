@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sim.request import NEVER, Request
-from sim.step import Admission, BlockedBy, Preemption, Step
+from sim.step import Admission, BlockedBy, Chunk, Preemption, Step, StepShape
 
 
 class V1State:
@@ -69,24 +68,56 @@ class Row:
 class V1Step(Step):
     """A step with the rows of its batch, in order; a planner may keep steady decodes out of `rows`."""
 
-    rows: Sequence[Row] = ()
+    rows: dict[Request, Row] | None = None
+    """None: nobody has one."""
 
 
-@dataclass(slots=True)
-class Plan:
-    """A step in the making."""
+class Plan(V1Step):
+    """A step in the making, which is the step when it is made.
 
-    budget: int
-    threshold: int
-    """Most tokens of one request; 0: no limit."""
-    gate_is_open: bool
-    rows: dict[Request, Row] = field(default_factory=dict)
-    admitted: list[Admission] = field(default_factory=list)
-    preempted: list[Preemption] = field(default_factory=list)
-    joined: list[Request] = field(default_factory=list)
-    left: list[Request] = field(default_factory=list)
-    num_running_rows: int = 0
-    """How many of the rows are running requests; the admitted ones follow."""
-    num_new_blocks: int = 0
-    carries_prefill: bool = False
-    blocked_by: BlockedBy = BlockedBy.NOTHING
+    Lists and rows are the planner's to fill; what counts the batch is set when everybody is placed.
+    """
+
+    __slots__ = ("budget", "carries_prefill", "gate_is_open", "num_running_rows", "threshold")
+
+    rows: dict[Request, Row]
+    chunks: list[Chunk]
+    joined: list[Request]
+    left: list[Request]
+    admitted: list[Admission]
+    preempted: list[Preemption]
+
+    def __init__(self, budget: int, threshold: int, *, gate_is_open: bool) -> None:
+        self.budget = budget
+        """Tokens that may still be planned."""
+        self.threshold = threshold
+        """Most tokens of one request; 0: no limit."""
+        self.gate_is_open = gate_is_open
+        self.num_running_rows = 0
+        """How many of the rows are running requests; the admitted ones follow."""
+        self.carries_prefill = False
+        self.num_new_blocks = 0
+        self.blocked_by = BlockedBy.NOTHING
+        self.rows, self.chunks = {}, []
+        self.joined, self.left = [], []
+        self.admitted, self.preempted = [], []
+
+    def describe(
+        self,
+        shape: StepShape,
+        num_running: int,
+        num_waiting: int,
+        used_blocks: int,
+        live_tokens: int,
+        *,
+        lane: int = 0,
+        tick: int = 0,
+    ) -> None:
+        """The batch as it is when everybody is placed."""
+        self.shape = shape
+        self.num_running = num_running
+        self.num_waiting = num_waiting
+        self.used_blocks = used_blocks
+        self.live_tokens = live_tokens
+        self.lane = lane
+        self.tick = tick

@@ -25,7 +25,7 @@ from sim.batch import RunningBatch
 from sim.errors import InvariantError
 from sim.kv.counted import CountedCache
 from sim.options import Count, CountOrZero, OneOf
-from sim.policies.base import About, EngineLimits, EngineOptions, Policy
+from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
@@ -70,6 +70,18 @@ class Vtc(Policy):
         copies="VTC-artifact @192c2e2 (Sheng et al. 2024) with its queues",
         proof="logs of the real router and queues",
         note="clients are request classes; nobody is preempted",
+    )
+    own_axes = Axes(
+        "every step",
+        "prefills or decodes, whole prompts",
+        "prefills, then decodes",
+        "input + max_tokens of the batch to come",
+        "never happens",
+        "nobody",
+        "stops admission",
+        "every 10 decode steps",
+        "vtc_fair",
+        "requests, KV tokens, prefill tokens",
     )
 
     def __init__(self, options: VtcOptions, limits: EngineLimits) -> None:

@@ -59,16 +59,43 @@ def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+_AXES = {
+    "batch": "who joins",
+    "step": "a step",
+    "order": "in it first",
+    "kv_admission": "KV at admission",
+    "preemption": "KV runs out",
+    "victim": "victim",
+    "prefill_pacing": "pacing",
+    "queue_order": "queue",
+    "limits": "limits",
+}
+"""Axes of the grid that are shown, and their headings."""
+
+
 def policies_report(
     policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
 ) -> Iterator[RenderableType]:
-    """What each policy does, whom it copies and how far to trust that; then its options."""
+    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options."""
+    yield from grid_report(policies)
     for row in policies:
         yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
         yield facts_table("", [(key, row[key]) for key in ("copies", "proof", "note")])
         yield rows_table("", row["options"])
         yield ""
     yield rows_table("options of every policy", engine_options)
+
+
+def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """One row per policy with its value on each axis, for default options."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 1, 0))
+    for heading in ("policy", *_AXES.values()):
+        table.add_column(heading, overflow="fold")
+    for row in policies:
+        if row["axes"]:
+            table.add_row(Text(row["policy"], style="bold"), *(Text(row["axes"][axis]) for axis in _AXES))
+    yield Text("engines and the axes on which they differ (with default options)", style="bold")
+    yield table
 
 
 def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:

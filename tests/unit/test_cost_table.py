@@ -114,6 +114,47 @@ def test_several_prompts_count_as_one_with_as_many_pairs():
     assert both - one == 8 * 0.2 * 2 * 1000
 
 
+def test_rows_of_prompts_alone_cost_what_whole_iterations_say():
+    own = term("prefill_tokens", [0, 100], num_tokens=[1, 101])
+    cost, plain = Table(artifact(own, DECODES, PROMPT, step_us=7)), Table(artifact(ROWS, DECODES, PROMPT))
+    assert cost.price(decodes(15, 25)) == (7 + 2 * (2 + 0.2 * (20 + 1 - 10))) * 1000
+    mixed = decodes(15, 25)._replace(prefills=((21, 0), (30, 0)))
+    added = 7 + 2 * 50 - 2 * (10 + 52 * 0.2)  # 51 rows of prompts, 53 rows
+    assert cost.price(mixed) - plain.price(mixed) == pytest.approx(added * 1000, abs=1)
+    beyond = mixed._replace(prefills=((20_000, 0),))
+    steps = as_arrays([mixed, beyond, decodes(15, 25)])
+    assert sum(cost.breakdown(steps).values()).tolist() == pytest.approx(
+        [cost.price(shape) for shape in (mixed, beyond, decodes(15, 25))], abs=1
+    )
+    alone = StepShape(prefills=((21, 0), (20, 0)), num_sampled=2)
+    assert cost.coverage(as_arrays([mixed, alone, decodes(15, 25)])).tolist() == [
+        Coverage.EXTRAPOLATED,
+        Coverage.INTERPOLATED,
+        Coverage.INTERPOLATED,
+    ], "iterations with both were not timed"
+
+
+EXPERTS = term("experts", [1, 5, 2, 6, 3, 7], num_tokens=[1, 3, 5], num_experts=[1, 5])  # one a row pair, one an expert
+MIXTURE = Shape.of(TARGET.model).model_copy(
+    update={"num_moe_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+)
+
+
+def test_experts_are_priced_at_the_number_of_them_that_a_batch_is_expected_to_touch():
+    cost, dense = Table(artifact(ROWS, EXPERTS, DECODES, PROMPT, shape=MIXTURE)), Table(artifact(ROWS, DECODES, PROMPT))
+    for rows, touched in ((1, 2), (2, 8 * (1 - 0.75**2)), (3, 8 * (1 - 0.75**3))):
+        shape = decodes(*[20] * rows)
+        added = 1 + (rows - 1) / 2 + touched - 1
+        assert cost.price(shape) - dense.price(shape) == pytest.approx(2 * added * 1000, abs=1)
+        assert cost.price_decode_run(shape, 2)[0] == cost.price(shape)
+    wide = as_arrays([decodes(20, 20), decodes(*[20] * 5)])
+    assert cost.coverage(wide).tolist() == [Coverage.INTERPOLATED, Coverage.EXTRAPOLATED], "6.1 experts of 5 timed"
+    with pytest.raises(
+        ArtifactError, match="experts is of experts, of 0, 0 for each token; expected the shape of a mi"
+    ):
+        Table(artifact(ROWS, EXPERTS, DECODES, PROMPT))
+
+
 def test_batches_are_padded_up_to_the_largest_graph_that_the_engine_captures():
     padding = artifact(cuda_graph_sizes=[1, 4, 8])
     one_row_ns = 2 * 0.2 * 1000
@@ -216,6 +257,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     [
         ({"tensor_parallel": 2}, r"hardware\.tensor_parallel is 1 in the scenario and 2 in the artifact"),
         ({"kv_dtype_bytes": 1.0}, r"bytes per element of KV is 2\.0 in the scenario and 1\.0 in the artifact"),
+        ({"dtype": "fp8"}, r"bits per weight is 16 in the scenario and 8 in the artifact"),
+        ({"shape": MIXTURE}, r"num_moe_layers of llama-3\.1-8b is 0 in the scenario and 2 in the artifact"),
         ({"gpu": "h100-sxm"}, r"hardware\.gpu is rtx-4090 in the scenario and h100-sxm in the artifact"),
         (
             {"shape": Shape.of(load_model("qwen3-8b"))},
@@ -232,6 +275,8 @@ def test_an_artifact_of_something_else_is_refused(tmp_path, changes, message):
 def test_a_needed_term_that_is_missing_is_named():
     with pytest.raises(ArtifactError, match="0 terms of decode_attention; expected one"):
         Table(artifact(ROWS, SAMPLED, PROMPT))
+    with pytest.raises(ArtifactError, match="0 terms of tokens or prefill_tokens; expected one"):
+        Table(artifact(SAMPLED, DECODES, PROMPT))
 
 
 def test_hardware_without_a_listed_gpu_fits_any(tmp_path):

@@ -4,7 +4,9 @@ import pytest
 from calibration.grids import fill_gaps, holdout_error, rising, straight_on, to_grid
 from calibration.importers.llmservingsim import Link, import_profile
 from calibration.models import bundled_name
+from sim.cost.table import Table
 from sim.errors import ArtifactError
+from sim.step import StepShape
 
 META = """
 model: meta-llama/Llama-3.1-8B
@@ -28,7 +30,7 @@ def profile(folder):
     folder.mkdir(exist_ok=True)
     (folder / "meta.yaml").write_text(META)
     layers = ["qkv_proj", "layernorm", "embedding"]
-    dense = [f"{name},{n},{1 + 0.5 * n}" for name in layers for n in (1, 64)]
+    dense = [f"{name},{n},{100 + 0.5 * n}" for name in layers for n in (1, 64)]
     (folder / "tp1_dense.csv").write_text("\n".join(["layer,tokens,time_us", *dense]))
     (folder / "tp1_per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,7\nlm_head,8,9\n")
     rows = [(0, 0, b, k) for b in BATCHES for k in CONTEXTS]
@@ -89,10 +91,44 @@ def test_a_bundle_that_lost_its_skew_names_it_as_missing(tmp_path):
     assert "spread of contexts" in import_profile(folder).missing
 
 
-def test_mixtures_of_experts_are_refused(tmp_path):
-    folder = profile(tmp_path / "p")
-    (folder / "tp1_moe.csv").write_text("")
-    with pytest.raises(ArtifactError, match="has times of a mixture of experts"):
+def mixture(folder):
+    """The same of Mixtral-8x7B, its experts by rows and experts touched."""
+    profile(folder)
+    (folder / "meta.yaml").write_text(META.replace("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"))
+    rows = [f"{n},{touched},{10 * n + 100 * touched}" for n in (1, 64) for touched in (1, 2, 8) if n * 2 >= touched]
+    (folder / "tp1_moe.csv").write_text("\n".join(["tokens,activated_experts,time_us", *rows]))
+    return folder
+
+
+def test_experts_are_a_table_of_rows_and_experts_touched(tmp_path):
+    artifact = import_profile(mixture(tmp_path / "p"))
+    experts = artifact.of_kind("experts")[0]
+    assert (experts.calls, experts.points) == (32, [[1, 64], [1, 2, 8]])
+    assert experts.us == [110, 210, 210, 740, 840, 1440], "one row cannot touch eight: as two"
+    assert (artifact.shape.num_experts, artifact.shape.num_experts_per_tok, artifact.shape.num_moe_layers) == (8, 2, 32)
+    table = Table(artifact)
+    dense = Table(artifact.model_copy(update={"terms": [own for own in artifact.terms if own.kind != "experts"]}))
+    for rows in (1, 64):
+        shape = StepShape(rows, rows * 20, rows * 400, 20, (), rows)
+        touched = 8 * (1 - 0.75**rows)
+        added = 32 * (10 * rows + 100 * touched)
+        assert table.price(shape) - dense.price(shape) == pytest.approx(added * 1000, rel=1e-4)
+
+
+def test_layers_with_experts_have_no_other_mlp(tmp_path):
+    folder = mixture(tmp_path / "p")
+    path = folder / "tp1_dense.csv"
+    path.write_text(path.read_text() + "\nact_fn,1,1\nact_fn,64,2\n")
+    with pytest.raises(ArtifactError, match="act_fn was timed, and every layer of mixtral-8x7b has experts in its"):
+        import_profile(folder)
+
+
+def test_times_of_experts_and_models_with_experts_go_together(tmp_path):
+    folder = mixture(tmp_path / "p")
+    with pytest.raises(ArtifactError, match=r"has times of experts, and llama-3\.1-8b has none"):
+        import_profile(folder, model="llama-3.1-8b")
+    (folder / "tp1_moe.csv").unlink()
+    with pytest.raises(ArtifactError, match=r"has no times of the experts of mixtral-8x7b"):
         import_profile(folder)
 
 
@@ -102,6 +138,7 @@ def test_mixtures_of_experts_are_refused(tmp_path):
         ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
         ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
         ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("nobody/Thing-9B-it", "thing-9b-it"),
     ],
 )
@@ -131,9 +168,14 @@ def test_all_reduces_are_missing_unless_the_link_is_known(tmp_path):
     ("file", "old", "new", "message"),
     [
         ("tp1_dense.csv", "time_us", "time_ms", r"tp1_dense\.csv: no column time_us; it has layer, tokens, time_ms"),
-        ("tp1_dense.csv", "qkv_proj,64,33.0", "qkv_proj,64,0", r"tp1_dense\.csv:3: time_us is 0\.0; expected a time"),
-        ("tp1_dense.csv", "qkv_proj,64,33.0", "qkv_proj,64,", r"tp1_dense\.csv:3: time_us is nan"),
-        ("tp1_dense.csv", "qkv_proj,64,33.0", "qkv_proj,64,fast", r"tp1_dense\.csv: time_us holds text"),
+        ("tp1_dense.csv", "qkv_proj,64,132.0", "qkv_proj,64,0", r"tp1_dense\.csv:3: time_us is 0\.0; expected a time"),
+        ("tp1_dense.csv", "qkv_proj,64,132.0", "qkv_proj,64,", r"tp1_dense\.csv:3: time_us is nan"),
+        (
+            "tp1_dense.csv",
+            "qkv_proj,64,132.0",
+            "qkv_proj,64,fast",
+            r"tp1_dense\.csv:3: time_us is fast; expected a time above zero",
+        ),
         ("tp1_per_sequence.csv", "lm_head,8,9\n", "", "lm_head: was timed at 1 point only"),
         ("meta.yaml", "gpu: Toy GPU", "", r"meta\.yaml: does not say gpu"),
         ("meta.yaml", "bf16", "fp8", r"variant is 'fp8'; expected bf16 or fp16"),
@@ -171,6 +213,11 @@ def test_tables_go_straight_on_from_the_upper_half_of_their_times():
         [9, 9, 8, 7, 7, 7],  # noise that falls is not carried on
         [5, 5, 5, 5, 5, 5],
     ]
+
+
+def test_tables_go_on_no_less_steeply_than_they_must():
+    points, table = np.array([0.0, 1, 2, 4]), np.array([[0, 1, 2, np.nan], [0, 1, 2, np.nan]])
+    assert straight_on(points, table, np.array([0.5, 3])).tolist() == [[0, 1, 2, pytest.approx(4)], [0, 1, 2, 8]]
 
 
 def test_noise_moves_tables_up_as_much_as_down():

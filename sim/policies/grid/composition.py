@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sim.step import BlockedBy
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 class Composition(ABC):
     """Fills a step by asking the engine for its phases."""
 
+    batch: ClassVar[str]
+    """Who may join and leave, and when, in a few words."""
+    step: ClassVar[str]
+    """What a step consists of, in a few words."""
+    order: ClassVar[str]
+    """Who comes first in it, in a few words."""
     wants_another_try = False
     """Whether the next plan may find something to compute although the last one found nothing."""
 
@@ -40,6 +46,10 @@ class Composition(ABC):
 class DecodesFirst(Composition):
     """Everybody who decodes, then ongoing prefills, then new ones, in one step. Chunked or with whole prompts."""
 
+    batch = "every step"
+    step = "prefills and decodes"
+    order = "decodes, ongoing prefills, new prefills"
+
     def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()
         engine.decode(draft)
@@ -52,6 +62,10 @@ class DecodesFirst(Composition):
 
 class PrefillFirst(Composition):
     """A step prefills or decodes, and prefills as long as it can: those who decode stall meanwhile."""
+
+    batch = "every step"
+    step = "prefills or decodes"
+    order = "prefills, then decodes"
 
     def __init__(self, *, ends_on_drop: bool = False) -> None:
         """`ends_on_drop`: a step whose admission only dropped requests does not decode either."""
@@ -82,6 +96,10 @@ class PrefillFirst(Composition):
 class ClosedBatch(Composition):
     """Nobody joins until everybody who runs is done. Members that finish drop out of the computation."""
 
+    batch = "when all are done"
+    step = "prefills or decodes"
+    order = "one batch at a time"
+
     def fill(self, engine: Phases, draft: Draft) -> None:
         if not engine.members and not engine.num_swapped:
             engine.admit(draft)
@@ -103,14 +121,19 @@ class ClosedBatch(Composition):
 class Alternating(Composition):
     """A step of prefills, then one of decodes. A turn that finds nothing to prefill decodes at once."""
 
+    batch = "every step"
+    step = "prefills or decodes"
+    order = "prefills and decodes take turns"
+
     def __init__(self) -> None:
         self.is_prefill_turn = True
         """Whose turn the next step is."""
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()
-        self.wants_another_try = not self.is_prefill_turn
-        if self.is_prefill_turn:
+        was_prefill_turn = self.is_prefill_turn
+        self.wants_another_try = False
+        if was_prefill_turn:
             engine.continue_prefills(draft)
             if not draft.chunks and not engine.num_swapped:
                 engine.admit(draft)
@@ -120,6 +143,7 @@ class Alternating(Composition):
         engine.decode(draft)
         if not draft.preempted:
             engine.swap_in(draft)
+        self.wants_another_try = not (was_prefill_turn or draft.decodes)
         self.is_prefill_turn = True
 
     def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:

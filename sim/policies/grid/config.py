@@ -16,6 +16,9 @@ from sim.policies.grid.reservation import ReservationKind
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
 
+UNLIMITED_TOKENS = 10**12
+"""A token budget that no step reaches."""
+
 
 class GridOptions(EngineOptions):
     """The axes along which every engine of the grid can be moved."""
@@ -67,6 +70,8 @@ class GridConfig:
     """Whether those who run are kept in order of arrival; otherwise in order of their admission."""
     requeues_at_once: bool = True
     """Whether a victim can be admitted again in the step that preempts it."""
+    returns_cut_prefills: bool = True
+    """Whether a prefill that is swapped out can come back with a piece of what is left of it, not only with all."""
     num_stages: int = 1
     """Pipeline stages, each with a batch in flight."""
     enable_prefix_caching: bool = False

@@ -9,15 +9,15 @@ their order, as the engines themselves do. Which phases a step has is the compos
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import numpy as np
 
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
-from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.base import Axes, EngineLimits, EngineOptions
 from sim.policies.grid.composition import Composition
-from sim.policies.grid.config import GridConfig, GridOptions
+from sim.policies.grid.config import UNLIMITED_TOKENS, GridConfig, GridOptions
 from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.phases import Phases
 from sim.policies.grid.pressure import recompute
@@ -45,6 +45,25 @@ class GridPolicy(Phases):
     @abstractmethod
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
         """The engine that these options describe. Raises ScenarioError for options that contradict each other."""
+
+    @classmethod
+    def axes(cls) -> Axes:
+        options = cast(GridOptions, cls.Options.model_construct(policy=""))
+        policy = cls.preset(options, EngineLimits(max_model_len=4096, block_size=16, num_gpu_blocks=1000))
+        config, composition = policy.config, policy.composition
+        never = config.reservation != "prompt"
+        return Axes(
+            composition.batch,
+            composition.step + (", prompts in chunks" if config.chunked else ", whole prompts"),
+            composition.order,
+            "prompt + watermark" if config.reservation == "prompt" else config.reservation,
+            "never happens" if never else config.pressure,
+            "nobody" if never else "last of those not yet visited; front of the queue",
+            "stops admission",
+            config.pacing.kind,
+            config.queue_order.kind,
+            "requests" if config.token_budget >= UNLIMITED_TOKENS else "requests, tokens",
+        )
 
     # ------------------------------------------------------------------ the step
 
@@ -210,6 +229,8 @@ class GridPolicy(Phases):
         self.pacing.planned(0, len(self.queue), num_steps)
 
     def wake_ns(self) -> int | None:
+        if not self.num_unfinished:
+            return None
         if self.composition.wants_another_try:
             return self._planned_ns
         return self.queue.next_change_ns(self._planned_ns)

@@ -30,6 +30,7 @@ class Phases(Policy):
         limits, num_stages = config.limits, config.num_stages
         self.config = config
         self.pressure = config.pressure
+        self.may_swap = config.pressure == "swap"
         self.max_in_flight = self.num_stages = num_stages
         self.kv = self._build_kv()
         self.num_cpu_blocks = self.free_cpu_blocks = config.num_cpu_blocks
@@ -213,7 +214,7 @@ class Phases(Policy):
         """What keeps the first of those who are swapped out there. Pure."""
         if len(self.members) >= self.config.max_num_seqs:
             return BlockedBy.SLOTS
-        if self.tokens_left(request) > self.budget_left(draft, request.num_computed_tokens):
+        if not 0 < self._tokens_to_return(request, draft) <= self.budget_left(draft, request.num_computed_tokens):
             return BlockedBy.BUDGET
         if self.touched_blocks(request) > self.kv.free_blocks - self._reservation.watermark_blocks:
             return BlockedBy.KV
@@ -236,7 +237,13 @@ class Phases(Policy):
             draft.num_tokens += 1
         else:
             self.members.prefilling[request] = None
-            self.prefill(request, self.tokens_left(request), draft)
+            self.prefill(request, self._tokens_to_return(request, draft), draft)
+
+    def _tokens_to_return(self, request: Request, draft: Draft) -> int:
+        left = self.tokens_left(request)
+        if self.config.chunked and self.config.returns_cut_prefills:
+            return min(left, self.budget_left(draft, request.num_computed_tokens))
+        return left
 
     def admit(self, draft: Draft, num_running: int | None = None) -> None:
         """Bring in waiting requests, from the head, until one does not fit or its time has not come.

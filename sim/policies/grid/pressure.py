@@ -68,6 +68,8 @@ def swap(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) ->
 
 def reject(engine: Phases, victim: Request, beneficiary: Request, draft: Draft) -> None:
     """Give up the victim for good."""
+    if victim in engine.members.lanes[draft.lane] and victim not in engine.members.joined[draft.lane]:
+        draft.left.append(victim)
     engine.unseat(victim)
     draft.dropped.append(victim)
     engine.end(victim)
