@@ -201,7 +201,7 @@ class GridPolicy(Phases):
         if self.config.reservation == "prompt":
             num_new_blocks = batch.num_growing(num_steps)
         elif batch.context_max + num_steps <= limits.max_model_len:
-            num_new_blocks = np.zeros(num_steps, dtype=np.int64)
+            num_new_blocks = [0] * num_steps
         else:
             return None
         spare = self.kv.free_blocks - self.needs_free_block

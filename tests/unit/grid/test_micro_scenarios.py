@@ -93,10 +93,14 @@ def test_a_second_group_waits_for_all_of_the_first_or_for_a_place(policy, second
     """Four places; outputs 10, 1, 1, 1 and four more of 1: iterations are counted from 0."""
     requests = [Request(i, 1, 10 if i == 0 else 1) for i in range(8)]
     tables = simulate(policy, requests, max_num_seqs=4)
-    assert tables.requests["admitted_iteration"].tolist() == [0] * 4 + {
-        10: [10] * 4,
-        1: [1, 1, 1, 2],
-    }[second_group]
+    assert (
+        tables.requests["admitted_iteration"].tolist()
+        == [0] * 4
+        + {
+            10: [10] * 4,
+            1: [1, 1, 1, 2],
+        }[second_group]
+    )
 
 
 def two_that_outgrow_the_pool():
