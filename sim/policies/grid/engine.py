@@ -9,12 +9,11 @@ their order, as the engines themselves do. Which phases a step has is the compos
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
+from itertools import accumulate
 from typing import ClassVar, Self, cast
 
-import numpy as np
-
 from sim.errors import InvariantError
-from sim.kv.base import blocks_for
 from sim.policies.base import Axes, EngineLimits, EngineOptions
 from sim.policies.grid.composition import Composition
 from sim.policies.grid.config import UNLIMITED_TOKENS, GridConfig, GridOptions
@@ -205,12 +204,13 @@ class GridPolicy(Phases):
         else:
             return None
         spare = self.kv.free_blocks - self.needs_free_block
-        fitting = int(np.searchsorted(np.cumsum(num_new_blocks), spare, side="right"))
-        if fitting < min_steps:
+        if sum(num_new_blocks) > spare:
+            del num_new_blocks[bisect_right(list(accumulate(num_new_blocks)), spare) :]
+        if len(num_new_blocks) < min_steps:
             return None
         return SteadyRun(
             StepShape(batch.num_decode, *batch.context_sums(), (), batch.num_decode),
-            num_new_blocks[:fitting],
+            num_new_blocks,
             len(members),
             self.num_waiting,
             blocked_by,
@@ -219,12 +219,12 @@ class GridPolicy(Phases):
         )
 
     def advance_steady(self, num_steps: int) -> None:
-        members, batch, block_size = self.members, self.members.lanes[0], self.config.limits.block_size
-        for request in batch:
-            num_blocks = blocks_for(batch.context(request) + num_steps, block_size) - request.num_blocks
-            if num_blocks > 0:
-                self.kv.allocate(request, num_blocks)
-        members.advance(0, num_steps)
+        members, batch = self.members, self.members.lanes[0]
+        for _ in range(num_steps):
+            if self.config.reservation == "prompt":
+                for request in batch.at_context(0):
+                    self.kv.allocate(request, 1)
+            members.advance(0)
         self._num_executed += num_steps
         self.pacing.planned(0, len(self.queue), num_steps)
 

@@ -104,8 +104,8 @@ def test_a_second_group_waits_for_all_of_the_first_or_for_a_place(policy, second
 
 
 def two_that_outgrow_the_pool():
-    """Two prompts of a block each on four blocks of 4; each answer wants two blocks more."""
-    return [Request(0, 4, 8), Request(1, 4, 8, arrival_ns=1)]
+    """Two prompts of a block each on four blocks of 4; after one decode each holds two, and none is free."""
+    return [Request(0, 4, 4), Request(1, 4, 4, arrival_ns=1)]
 
 
 PRESSURE = {"num_gpu_blocks": 4, "block_size": 4, "watermark": 0.0, "num_cpu_blocks": 8}
@@ -114,7 +114,8 @@ PRESSURE = {"num_gpu_blocks": 4, "block_size": 4, "watermark": 0.0, "num_cpu_blo
 @pytest.mark.parametrize(
     ("preemption", "outcomes", "preemptions", "recomputed", "swapped"),
     [
-        ("recompute", [Outcome.FINISHED] * 2, [0, 1], [0, 7], 0),
+        # It loses 5 tokens, is prefilled again beside the other's decodes, and loses 6.
+        ("recompute", [Outcome.FINISHED] * 2, [0, 2], [0, 11], 0),
         ("swap", [Outcome.FINISHED] * 2, [0, 1], [0, 0], 4),
         ("pause", [Outcome.FINISHED] * 2, [0, 0], [0, 0], 0),
         ("reject", [Outcome.FINISHED, Outcome.REJECTED], [0, 0], [0, 0], 0),
@@ -130,8 +131,19 @@ def test_memory_pressure_is_a_choice(preemption, outcomes, preemptions, recomput
     assert tables.iterations["used_blocks"].max() <= 4
 
 
+def test_who_finds_no_block_pauses_with_its_kv_until_somebody_leaves():
+    tables = simulate("vllm-v0", two_that_outgrow_the_pool(), preemption="pause", **PRESSURE | {"num_gpu_blocks": 3})
+    assert steps(tables, "num_decode", "num_running", "used_blocks") == [
+        (0, 1, 1),
+        (0, 2, 2),
+        *[(1, 2, 3)] * 3,
+        *[(1, 1, 2)] * 3,
+    ]
+    assert tables.requests["num_preemptions"].tolist() == [0, 0]
+
+
 def test_a_full_reservation_avoids_pressure():
-    options = {name: value for name, value in PRESSURE.items() if name != "watermark"}
-    tables = simulate("vllm-v0", two_that_outgrow_the_pool(), kv_admission="max_tokens", **options)
+    options = {"num_gpu_blocks": 3, "block_size": 4, "kv_admission": "max_tokens"}
+    tables = simulate("vllm-v0", two_that_outgrow_the_pool(), **options)
     assert tables.requests["num_preemptions"].tolist() == [0, 0]
     assert tables.iterations["num_decode"].max() == 1
