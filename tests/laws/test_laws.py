@@ -567,7 +567,7 @@ def test_same_traffic_gives_the_same_bytes(case, pool, traffic):
 
 
 LONG_ANSWERS = {
-    name: traffic_of(output_tokens=np.random.default_rng(9).integers(1, 30, NUM_REQUESTS), **given)
+    name: traffic_of(output_tokens=np.random.default_rng(9).integers(1, 20, NUM_REQUESTS), **given)
     for name, given in {
         "poisson": {"arrival_ns": poisson()},
         "leaves after a time": {"arrival_ns": poisson(), "cancel_after_ns": patience_ns()},
