@@ -241,6 +241,13 @@ TRAFFIC = {
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), pools=(ClientPool(max_connections=3),)
     ),
     "leaves after a time": traffic_of(arrival_ns=poisson(), cancel_after_ns=patience_ns()),
+    "two clients": traffic_of(
+        class_names=("all", "other"),
+        pools=(ClientPool(), ClientPool()),
+        class_index=np.random.default_rng(7).integers(0, 2, NUM_REQUESTS),
+        arrival_ns=poisson(),
+        cancel_after_ns=patience_ns(),
+    ),
     "leaves at a deadline": traffic_of(
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), leaves_at_deadline=np.ones(NUM_REQUESTS, dtype=np.bool_)
     ),
