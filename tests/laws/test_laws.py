@@ -136,6 +136,31 @@ VARIANTS = {
     "vllm-v1": {
         "async": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
         "sync": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "async_scheduling": False},
+        "swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+            "preemption": "swap",
+        },
+        "pause": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "pause",
+        },
+        "reject": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "reject",
+        },
+        "fair, every third step": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "queue_order": {"kind": "vtc"},
+            "prefill_pacing": {"kind": "every_n_steps", "n": 3},
+        },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,

@@ -46,6 +46,7 @@ class Phases(Policy):
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
+        self.reads_clock = self.pacing.reads_clock
         self._swapped: deque[Request] = deque()
         self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
 
