@@ -201,10 +201,10 @@ def bench_pressure() -> None:
     )
 
 
-def preset(name: str, limits: EngineLimits, **options: object) -> Callable[[int], Policy]:
-    """A maker of an engine of the grid with so many seats."""
+def preset(name: str, limits: EngineLimits, seats: str = "max_num_seqs", **options: object) -> Callable[[int], Policy]:
+    """A maker of an engine with so many seats; `seats` is its own word for them."""
     cls = POLICIES.load(name)
-    return lambda n: cls.build(cls.Options(policy=name, max_num_seqs=n, **options), limits)
+    return lambda n: cls.build(cls.Options(policy=name, **{seats: n}, **options), limits)
 
 
 def bench_policies() -> None:
@@ -217,6 +217,8 @@ def bench_policies() -> None:
         "orca": lambda n: Orca.build(Orca.Options(policy="orca", max_batch_size=n), limits),
         **{name: preset(name, limits) for name in ("vllm-v0", *(p for p in POLICIES if p.startswith("sarathi")))},
         "vllm-v0 (chunked)": preset("vllm-v0", limits, enable_chunked_prefill=True),
+        "vtc": preset("vtc", EngineLimits(4096, 1, 8_000_000), "running_max_req_size"),
+        "fastserve": preset("fastserve", limits, "max_batch_size", max_tokens_per_batch=1_000_000),
         "static": lambda n: StaticBatching.build(StaticBatching.Options(policy="static", max_batch_size=n), limits),
     }.items():
         rows = [
