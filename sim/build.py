@@ -186,8 +186,8 @@ def _machines(
             recorder,
             aborts=aborts,
             macro_steps=device is None,
-            reception=_reception(own),
             shares_clock=len(parts) > 1,
+            reception=_reception(own),
             device=device,
         )
         machines.append(_Machine(own, policy, cost, recorder, engine))
@@ -197,19 +197,18 @@ def _machines(
 def _router(
     scenario: Scenario, fleet: FleetOptions, traffic: Traffic, clock: Clock, machines: Sequence[_Machine]
 ) -> Router:
-    """Raises ScenarioError for replicas whose answers reach clients in different ways."""
+    """Raises ScenarioError for replicas whose answers reach clients in different ways, or whose doors differ."""
     if len({machine.policy.streams_answers for machine in machines}) > 1:
         raise ScenarioError(
             f"{scenario.place}: fleet.others",
             "some replicas stream their answers and others do not, so that TTFT would mean two things",
             remedy="Set release: streaming for those with policy: static.",
         )
-    doors = [machine.parts.scenario.engine.admission_control for machine in machines]
-    if any(own != doors[0] for own in doors):
+    if len({_turn_away_reasons(machine.parts) for machine in machines}) > 1:
         raise ScenarioError(
             f"{scenario.place}: fleet.others",
-            "some replicas have other doors (admission_control) than the first",
-            valid="summaries count who was turned away by the doors of all",
+            "replicas have different doors, so that reasons to turn requests away would mean different things",
+            remedy="Give every engine the same kinds of doors in admission_control, in the same order.",
         )
     members = [Member(machine.engine, machine.recorder) for machine in machines]
     routing = ROUTING.load(fleet.router.kind, place="fleet.router.kind", allow_imports=scenario.allows_imports)
@@ -239,7 +238,7 @@ def _results(
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
         is_streaming=first.policy.streams_answers,
-        turn_away_reasons=reason_names([door.kind for door in scenario.engine.admission_control]),
+        turn_away_reasons=_turn_away_reasons(first.parts),
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
         cost=_measurements(machines, steps, own_tables),
         provenance=provenance(scenario, [parts.limits for parts in kinds.values()]),
@@ -300,11 +299,14 @@ def _policy(parts: Replica) -> Policy:
     return policy.build(scenario.engine, parts.limits)
 
 
+def _turn_away_reasons(parts: Replica) -> tuple[str, ...]:
+    return reason_names([door.kind for door in parts.scenario.engine.admission_control])
+
+
 def _reception(parts: Replica) -> Reception:
-    scenario = parts.scenario
-    timeout_s = scenario.engine.queue_timeout_s
-    doors = build_doors(scenario.engine.admission_control, parts.limits.class_names)
-    return Reception(doors, None if timeout_s is None else to_ns(timeout_s))
+    engine = parts.scenario.engine
+    doors = build_doors(engine.admission_control, parts.limits.class_names)
+    return Reception(doors, None if engine.queue_timeout_s is None else to_ns(engine.queue_timeout_s))
 
 
 def price_model(parts: Replica) -> CostModel:

@@ -53,8 +53,8 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
-        reception: Reception | None = None,
         shares_clock: bool = False,
+        reception: Reception | None = None,
         device: Device | None = None,
     ) -> None:
         """`reception`: turns requests away; None: everybody who could run is let in.
@@ -125,13 +125,6 @@ class Engine:
             self._cancels.append(request)
             self._wake()
 
-    def _expire(self, request: Request) -> None:
-        """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""
-        self.sync()
-        if self._reception.is_due(request) and request.cancelled_ns == NEVER:
-            request.turned_away_by = self._reception.timeout_reason
-            self.on_expire(request)
-
     @property
     def num_waiting(self) -> int:
         """Requests in its waiting queue, those that it has not looked at included."""
@@ -150,6 +143,13 @@ class Engine:
         if foreseen is not None:
             used_blocks += sum(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1])
         return used_blocks / policy.usable_blocks
+
+    def _expire(self, request: Request) -> None:
+        """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""
+        self.sync()
+        if self._reception.is_due(request) and request.cancelled_ns == NEVER:
+            request.turned_away_by = self._reception.timeout_reason
+            self.on_expire(request)
 
     def sync(self) -> None:
         """Let steps that were only foreseen happen up to now: for whoever acts on the engine.

@@ -70,7 +70,7 @@ class Router:
 
     @property
     def on_expire(self) -> Callable[[Request], None]:
-        """Called when a request has waited in its engine's queue for as long as it may."""
+        """Called when a request has waited too long in its engine's queue."""
         return self._members[0].engine.on_expire
 
     @on_expire.setter

@@ -143,6 +143,21 @@ class Cancellation(Options):
     tokens_for_departed: int = Field(description="tokens computed by steps that ended after the departure")
 
 
+class ReplicaSummary(Options):
+    """One replica of a fleet: how much came to it, and how busy it was."""
+
+    name: str
+    num_requests: int = Field(description="requests that were sent to it")
+    output_tokens: int = Field(description="tokens that the clients of these received")
+    cached_prompt_tokens: int
+    num_preemptions: int
+    mean_num_running: float | None
+    mean_num_waiting: float | None
+    busy_share: float | None
+    mean_kv_usage: float | None
+    binds: str = Field(description="what limits it")
+
+
 class Slowdown(Options):
     """End-to-end latency over the time since the first admission, of finished requests; 1: it never waited."""
 
@@ -186,21 +201,6 @@ class Fairness(Options):
     service_difference: int = Field(description="service of the client that got most less that of the one with least")
     peak_service_difference: int = Field(description="the largest such difference from the window's start on")
     slowdown_by_tokens: list[SlowdownBucket]
-
-
-class ReplicaSummary(Options):
-    """One replica of a fleet: how much came to it, and how busy it was."""
-
-    name: str
-    num_requests: int = Field(description="requests that were sent to it")
-    output_tokens: int = Field(description="tokens that the clients of these received")
-    cached_prompt_tokens: int
-    num_preemptions: int
-    mean_num_running: float | None
-    mean_num_waiting: float | None
-    busy_share: float | None
-    mean_kv_usage: float | None
-    binds: str = Field(description="what limits it")
 
 
 class LimitsReport(Options):
