@@ -13,6 +13,8 @@ def fleet_kv(replicas: Sequence[KVUse]) -> KVUse:
     usable_blocks = sum(kv.usable_blocks for kv in replicas)
     used_blocks = [(kv.mean_usage or 0.0) * kv.usable_blocks for kv in replicas]
     unused = sum(kv.reserved_unused_share * used for kv, used in zip(replicas, used_blocks, strict=True))
+    recomputed = sum(kv.recomputed_tokens for kv in replicas)
+    prefill = sum(kv.prefill_tokens for kv in replicas)
     return KVUse(
         num_blocks=sum(kv.num_blocks for kv in replicas),
         usable_blocks=usable_blocks,
@@ -22,7 +24,10 @@ def fleet_kv(replicas: Sequence[KVUse]) -> KVUse:
         mean_reserved_unused_tokens=_total([kv.mean_reserved_unused_tokens for kv in replicas]),
         reserved_unused_share=unused / sum(used_blocks) if any(used_blocks) else 0.0,
         num_preemptions=sum(kv.num_preemptions for kv in replicas),
-        recomputed_tokens=sum(kv.recomputed_tokens for kv in replicas),
+        max_preemptions=max(kv.max_preemptions for kv in replicas),
+        recomputed_tokens=recomputed,
+        prefill_tokens=prefill,
+        recomputed_share=recomputed / max(prefill, 1),
         cached_prompt_tokens=sum(kv.cached_prompt_tokens for kv in replicas),
     )
 

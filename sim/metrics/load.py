@@ -68,6 +68,7 @@ def kv_load(tables: Tables, spans: Spans, num_blocks: int, usable_blocks: int, b
     used = iterations["used_blocks"]
     spare_tokens = np.maximum(used * block_size - iterations["live_tokens"], 0)
     used_tokens = _time_sum(used * block_size, spans)
+    recomputed, prefill = int(requests["recomputed_tokens"].sum()), int(iterations["prefill_tokens"].sum())
     return KVUse(
         num_blocks=num_blocks,
         usable_blocks=usable_blocks,
@@ -77,7 +78,10 @@ def kv_load(tables: Tables, spans: Spans, num_blocks: int, usable_blocks: int, b
         mean_reserved_unused_tokens=_time_mean(spare_tokens, spans),
         reserved_unused_share=_time_sum(spare_tokens, spans) / used_tokens if used_tokens else 0.0,
         num_preemptions=int(requests["num_preemptions"].sum()),
-        recomputed_tokens=int(requests["recomputed_tokens"].sum()),
+        max_preemptions=int(requests["num_preemptions"].max(initial=0)),
+        recomputed_tokens=recomputed,
+        prefill_tokens=prefill,
+        recomputed_share=recomputed / max(prefill, 1),
         cached_prompt_tokens=int(requests["cached_prompt_tokens"].sum()),
     )
 

@@ -100,7 +100,10 @@ class KVUse(Options):
     )
     reserved_unused_share: float = Field(description="the same as a share of what held blocks had room for")
     num_preemptions: int
+    max_preemptions: int = Field(description="most that one request was preempted")
     recomputed_tokens: int = Field(description="tokens whose KV preemptions threw away")
+    prefill_tokens: int = Field(description="tokens computed as prefill, those computed anew included")
+    recomputed_share: float = Field(description="recomputed tokens as a share of the prefill tokens: wasted prefill")
     cached_prompt_tokens: int = Field(description="prompt tokens that a prefix cache supplied")
 
 

@@ -211,8 +211,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "KV cache",
         f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
-        f"{_percent(kv['peak_usage'])} at peak; "
-        f"{number(kv['num_preemptions'])} preemptions, {number(kv['recomputed_tokens'])} tokens recomputed",
+        f"{_percent(kv['peak_usage'])} at peak; " + _preemptions(kv),
     )
     yield (
         "iterations",
@@ -220,6 +219,15 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
     )
     yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _preemptions(kv: Mapping[str, Any]) -> str:
+    if not kv["num_preemptions"]:
+        return "no preemptions"
+    return (
+        f"{number(kv['num_preemptions'])} preemptions (up to {kv['max_preemptions']} of one request), "
+        f"{number(kv['recomputed_tokens'])} tokens recomputed ({_percent(kv['recomputed_share'])} of all prefill)"
+    )
 
 
 def _outcomes(outcomes: Mapping[str, int], turned_away: Mapping[str, int]) -> str:
@@ -300,6 +308,7 @@ def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[R
         ],
     )
     yield rows_table("requests that the KV cache holds at once", explanation["requests_that_fit"])
+    yield Text(explanation["at_once"]["verdict"])
 
 
 def _gib(num_bytes: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 import sim
 from sim.errors import ScenarioError
+from sim.planning.capacity import find_capacity
 from sim.planning.explain import explain
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "questions"
@@ -50,6 +51,17 @@ def test_v2_requests_at_once():
     found = explain(scenario)
     assert found["max_concurrency_at_max_model_len"] == pytest.approx(4.61, abs=0.005)
     assert found["num_gpu_blocks"] // -(-800 // found["block_size"]) == 47
+    assert {key: found["at_once"][key] for key in ("tokens_each", "by_kv", "slots", "binds")} == {
+        "tokens_each": 800,
+        "by_kv": 47,
+        "slots": 256,
+        "binds": "kv",
+    }
+    fewer = explain(load("v2_requests_at_once", "engine.max_num_seqs=32"))["at_once"]
+    assert (fewer["binds"], fewer["verdict"]) == (
+        "slots",
+        "requests at once, 800 tokens each (the traffic's mean): 32, by max_num_seqs (32; the KV cache would hold 47)",
+    )
     summary = sim.run(scenario).summary()
     assert (summary["iterations"]["peak_num_running"], summary["limits"]["binds"]) == (47, "kv")
 
@@ -64,6 +76,12 @@ def test_v3_beyond_capacity():
     assert ttft["max"] / 1e3 == pytest.approx(flooded["makespan_s"], rel=0.05)
     assert ttft["mean"] == pytest.approx(ttft["max"] / 2, rel=0.05)
     assert below["metrics"]["ttft_ms"]["p99"] < 1000
+    assert [flooded["steady"]["is_stable"], less["steady"]["is_stable"], below["steady"]["is_stable"]] == [
+        False,
+        False,
+        True,
+    ]
+    assert flooded["steady"]["verdict"].startswith("unstable: offered 200 req/s exceeds the sustainable 2.")
 
 
 def test_v4_more_slots_worse_itl():
@@ -97,9 +115,36 @@ def test_v8_preemption_thrash():
     assert recomputed == sorted(recomputed, reverse=True)
     assert (recomputed[-1], fewer["kv"]["num_preemptions"]) == (0, 0)
     assert fewer["throughput"]["goodput_requests_per_s"] > 1.5 * short["throughput"]["goodput_requests_per_s"]
+    wasted = column([short, more, ample], "kv", "recomputed_share")
+    assert wasted == sorted(wasted, reverse=True)
+    assert wasted[0] > 0.5
+    assert wasted[-1] == 0
     requests = sim.run(load("v8_preemption_thrash")).tables.requests
-    assert requests["num_preemptions"].max() >= 4
+    assert requests["num_preemptions"].max() == short["kv"]["max_preemptions"] >= 4
     assert requests["recomputed_tokens"].sum() == short["kv"]["recomputed_tokens"]
+
+
+@functools.cache
+def at_rate(share, seed):
+    """The question's server at a share of the answer's rate."""
+    rate = f"traffic.summaries.arrivals.rate_per_s={46 * share}"
+    return sim.run(load("v11_largest_rate", rate, f"seed={seed}", "run.num_requests=2500")).summary()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_v11_largest_rate(seed):
+    """The answer's rate less 8 % keeps the SLO, 8 % more breaks it, and goodput has one peak, at the boundary."""
+    kept, broken = (all(term["met"] for term in at_rate(share, seed)["slo"]) for share in (0.92, 1.08))
+    assert (kept, broken) == (True, False)
+    goodput = column([at_rate(share, seed) for share in (0.6, 0.92, 1.2, 2)], "throughput", "goodput_requests_per_s")
+    assert goodput[0] < goodput[1] > goodput[2] > goodput[3]
+
+
+@pytest.mark.slow
+def test_v11_the_search_finds_it_whatever_the_seed():
+    found = [find_capacity(load("v11_largest_rate", f"seed={seed}"), precision=0.05) for seed in (1, 2, 3)]
+    assert [capacity.binding for capacity in found] == ["p99_ttft_ms"] * 3
+    assert [capacity.boundary.value for capacity in found] == pytest.approx([46] * 3, rel=0.04)
 
 
 def test_v12_static_against_continuous():
