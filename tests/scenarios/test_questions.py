@@ -1,6 +1,7 @@
 """Questions that users of real servers asked in public: each scenario reproduces what was seen, and says why."""
 
 import functools
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,11 @@ def column(found, *keys):
 def test_every_question_is_asked_here():
     source = Path(__file__).read_text(encoding="utf-8")
     assert [path.stem for path in FOLDER.glob("*.yaml") if f"def test_{path.stem}(" not in source] == []
+
+
+def test_the_page_of_questions_is_what_the_scenarios_say():
+    page = FOLDER.parents[1] / "docs" / "questions.md"
+    assert page.read_text(encoding="utf-8") == runpy.run_path(str(FOLDER / "make_table.py"))["table"]()
 
 
 def test_v1_concurrency_from_kv():

@@ -123,6 +123,33 @@ def test_what_protects_a_client_from_a_noisy_one():
     assert max(p99_s["rate limit"], p99_s["short queue and VTC"]) < 1 < p99_s["refused when late"] < 4
 
 
+def test_styles_of_batching_on_real_traffic():
+    """Whole batches fall behind; whole prompts stall running answers, chunks do not."""
+    found = sim.compare(load("azure_batching_styles", "run.num_requests=600")).summaries
+    stable = {name: summary["steady"]["is_stable"] for name, summary in found.items()}
+    assert [name for name in stable if not stable[name]] == ["one by one", "static", "dynamic"]
+    stalls_ms = {name: found[name]["metrics"]["itl_ms"]["max"] for name in stable if stable[name]}
+    assert min(stalls_ms["orca"], stalls_ms["vllm-v0"]) > 140 > 70 > stalls_ms["vllm-v1"] > stalls_ms["sarathi"]
+    good = {name: summary["throughput"]["goodput_requests_per_s"] for name, summary in found.items()}
+    assert max(good["one by one"], good["static"], good["dynamic"]) < 0.1 * good["vllm-v0"]
+    assert min(good["vllm-v1"], good["sarathi"]) > 1.15 * max(good["orca"], good["vllm-v0"])
+
+
+def test_ways_out_of_short_memory_on_real_traffic():
+    """Each has its own price: tokens computed anew, idle KV, failed requests, or queues in place of pressure."""
+    found = sim.compare(load("azure_memory_pressure")).summaries
+    ttft_ms = {name: summary["metrics"]["ttft_ms"]["p99"] for name, summary in found.items()}
+    assert ttft_ms["reject"] < ttft_ms["swap"] < ttft_ms["base"] < ttft_ms["pause"] < ttft_ms["reserve"]
+    assert {name for name, summary in found.items() if summary["outcomes"]["rejected"]} == {"reject"}
+    assert {name for name, summary in found.items() if summary["kv"]["recomputed_tokens"] == 0} == {
+        "swap",
+        "reject",
+        "reserve",
+    }
+    assert found["swap"]["kv"]["num_preemptions"] > 20
+    assert found["reserve"]["kv"]["num_preemptions"] == 0
+
+
 def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch):
     assert "in place of" in sim.run(load("azure_code", "run.num_requests=5")).facts.provenance["notes"][0]
     monkeypatch.setenv("SERVESIM_SHARED", str(shared))
