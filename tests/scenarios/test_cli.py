@@ -174,6 +174,9 @@ def test_help_loads_nothing_that_it_does_not_need():
         (["run", "{}", "--seed", "-1"], "Error: Invalid value for '--seed'"),
         (["run", "{}", "--sett", "a=1"], "Error: No such option: --sett"),
         (["run", "no.yaml"], "error: no.yaml: no such file."),
+        (["capacity", "{}", "--low", "5", "--high", "2"], "--low, --high: 5 to 2 is no range"),
+        (["sweep", "{}", "--set", "sweep={{engine.max_nun_seqs: [1]}}"], "unknown key. Did you mean 'max_num_seqs'?"),
+        (["why", "{}", "--set", "fleet={{router: {{kind: round_robbin}}}}"], "Did you mean 'round_robin'?"),
         (["run", "{}", "--set", "engine.policy=vlm-v1"], "unknown policy 'vlm-v1'; known: vllm-v1, "),
         (
             ["run", "{}", "--out", "pyproject.toml"],
