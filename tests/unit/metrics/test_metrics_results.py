@@ -102,7 +102,10 @@ def test_load_of_three_requests(three):
         "mean_reserved_unused_tokens": pytest.approx((used_tokens - live_tokens) / 45),
         "reserved_unused_share": pytest.approx((used_tokens - live_tokens) / used_tokens),
         "num_preemptions": 0,
+        "max_preemptions": 0,
         "recomputed_tokens": 0,
+        "prefill_tokens": 128,
+        "recomputed_share": 0,
         "cached_prompt_tokens": 0,
     }
     assert [(b["low"], b["high"], b["ttft_ms"]["mean"]) for b in summary["by_prompt_tokens"]] == [
