@@ -14,9 +14,6 @@ from sim.workload.base import Ints
 from sim.workload.times import check_number
 
 
-Bools = NDArray[np.bool_]
-
-
 class Rows(NamedTuple):
     """Columns with one entry per request; what a start brings lies together."""
 
@@ -57,7 +54,7 @@ class Starts:
         num_each = np.minimum(taken.num_each, num_requests - num_before[: len(taken)])
         return Starts(taken.class_index, taken.arrival_ns, taken.think_ns, num_each)
 
-    def rows(self, are_calls: Bools) -> Rows:
+    def rows(self, are_calls: NDArray[np.bool_]) -> Rows:
         """The requests, start by start. Raises ScenarioError when they are more than a run can hold.
 
         Requests of a start that is one of `are_calls` come all at its time; of another, as turns, each after the last.

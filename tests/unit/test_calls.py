@@ -118,7 +118,7 @@ def test_requests_of_other_classes_are_no_calls_and_runs_without_calls_do_not_kn
 
 def test_calls_of_one_prompt_are_the_requests():
     calls, plain = run(scenario(prompts_per_call=1)), run(scenario(prompts_per_call=None))
-    assert calls.calls.call_latency_ms == plain._summary.metrics.e2e_ms
+    assert calls.summary()["calls"]["call_latency_ms"] == plain.summary()["metrics"]["e2e_ms"]
     columns = dict(calls.tables.requests)
     assert columns.pop("call").tolist() == list(range(60))
     assert {name: values.tolist() for name, values in columns.items()} == {
@@ -146,7 +146,7 @@ def test_in_a_fleet_calls_are_the_fleets():
             "traffic[0].prompts_per_call: a conversation goes on after one answer, and a call has several. "
             "Drop conversation or prompts_per_call.",
         ),
-        ({"prompts_per_call": 0}, "traffic[0].prompts_per_call.value: "),
+        ({"prompts_per_call": 0}, "traffic[0].prompts_per_call: expected at least 1, got 0"),
         ({"prompts_per_call": {"kind": "unifrom"}}, "traffic[0].prompts_per_call.kind: "),
     ],
     ids=str,
