@@ -57,10 +57,10 @@ def draw_traffic(
     Open classes are merged by arrival; at equal times the class listed first goes first (classes that
     share `arrivals` count as one, at the place of the first of them). Closed-loop rows follow, class by
     class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
-    classes' earliest arrivals the rest. A conversation counts with all of its turns and a call with all of its
-    prompts, which are rows one after the other; the last one is cut to the number. No open request arrives and no open conversation
-    begins after `duration_ns`. Relative paths start at `folder`; `scale` multiplies rates and lengths. Raises
-    ScenarioError, and TraceError for files.
+    classes' earliest arrivals the rest. A conversation counts with all of its turns and a call with all of
+    its prompts, which are rows one after the other; the last one is cut to the number. No open request
+    arrives and no open conversation begins after `duration_ns`. Relative paths start at `folder`; `scale`
+    multiplies rates and lengths. Raises ScenarioError, and TraceError for files.
     """
     check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
     drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder, scale or Scale())
