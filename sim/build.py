@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,6 +154,8 @@ def simulate(
         clock.run(until_ns=stop_ns)
     clients.stop()
     tables = merge_tables(*ledger.tables()) if isinstance(ledger, Router) else ledger.tables()
+    if traffic.call is not None:
+        tables = replace(tables, requests=tables.requests | {"call": traffic.call[tables.requests["request"]]})
     with _at(scenario.place):
         return _results(scenario, traffic, machines, tables, stop_ns)
 

@@ -1,7 +1,8 @@
 """The clients: they send requests, wait for answers, leave, and limit themselves.
 
 Open-loop requests arrive by themselves; closed-loop clients send the next one some time after an answer, and
-so does everybody who is in a conversation.
+so does everybody who is in a conversation. The prompts of one API call are sent together, and the call is answered
+when the last of them is over.
 A class's connection limit holds requests back at the client, which is not batching: what waits there is
 invisible to the server.
 """
@@ -64,15 +65,19 @@ class Clients:
         self._engine = engine
         self._recorder = recorder
         self._traffic = traffic
-        self._open_rows: deque[int] = deque(np.flatnonzero(traffic.arrival_ns != NEVER).tolist())
-        reactions = np.flatnonzero(traffic.arrival_ns == NEVER)
+        is_first = traffic.is_first_of_call()
+        self._open_rows: deque[int] = deque(np.flatnonzero((traffic.arrival_ns != NEVER) & is_first).tolist())
+        reactions = np.flatnonzero((traffic.arrival_ns == NEVER) & is_first)
         if traffic.has_next_turn is not None:
             reactions = reactions[~traffic.has_next_turn[reactions - 1]]
         self._closed_rows: list[deque[int]] = [
             deque(reactions[traffic.class_index[reactions] == i].tolist()) for i in range(len(traffic.pools))
         ]
         self._num_connected = [0] * len(traffic.pools)
-        self._held_back: list[deque[Request]] = [deque() for _ in traffic.pools]
+        self._held_back: list[deque[tuple[Request, ...]]] = [deque() for _ in traffic.pools]
+        self._call = None if traffic.call is None else traffic.call.tolist()
+        self._num_unanswered: dict[int, int] = {}
+        """Prompts of each call under way whose answer is still to come."""
         self._live: dict[int, Request] = {}
         engine.on_release = self._on_release
         engine.on_answer = self._disconnect
@@ -101,7 +106,7 @@ class Clients:
         self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
 
     def _arrive_open(self, _: object) -> None:
-        self._arrive(self._traffic.request(self._open_rows.popleft()))
+        self._arrive(self._requests(self._open_rows.popleft()))
         if self._open_rows:
             self._schedule_next_arrival()
 
@@ -117,12 +122,34 @@ class Clients:
         self._clock.call_at(arrival_ns, Priority.ARRIVE, lambda: self._arrive_now(row))
 
     def _arrive_now(self, row: int) -> None:
-        request = self._traffic.request(row)
-        request.arrival_ns = self._clock.now_ns
-        self._arrive(request)
+        requests = self._requests(row)
+        for request in requests:
+            request.arrival_ns = self._clock.now_ns
+        self._arrive(requests)
 
-    def _arrive(self, request: Request) -> None:
-        self._live[request.index] = request
+    def _requests(self, first_row: int) -> tuple[Request, ...]:
+        """What a client sends at once: a request, or all prompts of a call."""
+        if self._call is None or self._call[first_row] == NEVER:
+            return (self._traffic.request(first_row),)
+        call, end = self._call[first_row], first_row + 1
+        while end < len(self._call) and self._call[end] == call:
+            end += 1
+        self._num_unanswered[call] = end - first_row
+        return tuple(self._traffic.request(row) for row in range(first_row, end))
+
+    def _arrive(self, requests: tuple[Request, ...]) -> None:
+        for request in requests:
+            self._live[request.index] = request
+            self._watch(request)
+        class_index = requests[0].class_index
+        limit = self._traffic.pools[class_index].max_connections
+        if limit is not None and self._num_connected[class_index] >= limit:
+            self._held_back[class_index].append(requests)
+        else:
+            self._send(requests)
+
+    def _watch(self, request: Request) -> None:
+        """The client will leave when its patience ends, if it ever does."""
         patience_ns = int(self._traffic.cancel_after_ns[request.index])
         if patience_ns != NEVER:
             late = bool(self._traffic.leaves_at_deadline[request.index])
@@ -130,22 +157,18 @@ class Clients:
             self._clock.call_at(
                 request.arrival_ns + patience_ns, Priority.CANCEL, lambda: self._leave(request, outcome)
             )
-        limit = self._traffic.pools[request.class_index].max_connections
-        if limit is not None and self._num_connected[request.class_index] >= limit:
-            self._held_back[request.class_index].append(request)
-        else:
-            self._send(request)
 
-    def _send(self, request: Request) -> None:
-        self._num_connected[request.class_index] += 1
-        self._engine.submit(request)
+    def _send(self, requests: tuple[Request, ...]) -> None:
+        self._num_connected[requests[0].class_index] += 1
+        for request in requests:
+            self._engine.submit(request)
 
     def _leave(self, request: Request, outcome: Outcome) -> None:
         """A client gives up. Its connection is free at once; what the engine does about it is its own affair."""
         if request.status is Status.OVER or request.outcome is not Outcome.FINISHED:
             return
         if request.queued_ns == NEVER:
-            self._held_back[request.class_index].remove(request)
+            self._held_back[request.class_index].remove((request,))
             request.status = Status.OVER
             request.outcome = outcome
             request.cancelled_ns = self._clock.now_ns
@@ -162,11 +185,20 @@ class Clients:
             self._disconnect(request)
 
     def _disconnect(self, request: Request) -> None:
+        if self._call is not None and not self._completes_call(self._call[request.index]):
+            return
         class_index = request.class_index
         self._num_connected[class_index] -= 1
         if self._held_back[class_index]:
             self._send(self._held_back[class_index].popleft())
         self._react(request)
+
+    def _completes_call(self, call: int) -> bool:
+        """Whether this answer was the last that its call waited for; a request by itself waits for no other."""
+        if call == NEVER:
+            return True
+        self._num_unanswered[call] -= 1
+        return self._num_unanswered[call] == 0
 
     def _react(self, request: Request) -> None:
         """A conversation goes on; a client whose conversation or single request is over begins the next one."""

@@ -113,7 +113,8 @@ class Tables:
     requests: Columns
     """One row per request that arrived, sorted by `request`. `output_tokens` are those that its client
     received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`,
-    `turned_away_by` the number of the reason why the engine did not serve it (`RunFacts.turn_away_reasons`)."""
+    `turned_away_by` the number of the reason why the engine did not serve it (`RunFacts.turn_away_reasons`).
+    Where clients send calls with several prompts there is a further column `call` (`Traffic.call`)."""
     segments: Columns
 
 

@@ -15,6 +15,7 @@ from sim.clock import NS_PER_MS, NS_PER_S
 from sim.errors import UserError
 from sim.metrics import summary as shape
 from sim.metrics.bands import Attribution, report_causes
+from sim.metrics.calls import call_latencies, of_calls, report_calls
 from sim.metrics.cancellation import cancellations
 from sim.metrics.causes import Causes
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
@@ -125,6 +126,24 @@ class Results:
         return request_latencies(self.tables.requests, self.run_window.end_ns, self.facts.is_streaming)
 
     @cached_property
+    def call_latency(self) -> Latency | None:
+        """The latency of every call with several prompts, in order of the column `call`; None without such calls.
+
+        None too for a replica of a fleet: a call's prompts may go to several.
+        """
+        requests = self.tables.requests
+        if self._fleet is not None or not (requests.get("call", np.empty(0)) != NEVER).any():
+            return None
+        return call_latencies(requests, self.run_window.end_ns, self.facts.is_streaming)
+
+    @property
+    def calls(self) -> shape.Calls | None:
+        """Client batching: calls and how long they took; None where `call_latency` is."""
+        if self.call_latency is None:
+            return None
+        return report_calls(self.tables.requests, self.call_latency, self.is_measured)
+
+    @cached_property
     def gaps(self) -> Gaps:
         """The inter-token gaps of the requests that arrived in the window (none if answers are not streamed)."""
         return self.tokens.gaps(self.is_measured & self.facts.is_streaming)
@@ -207,6 +226,11 @@ class Results:
     def censored(self) -> dict[str, list[str]]:
         """Metric -> the statistics that requests which had not ended could still move."""
         censored = {}
+        if self.call_latency is not None:
+            calls = of_calls(self.tables.requests, self.is_measured)
+            statistics = self.call_latency.distribution(calls).censored_by(self.call_latency.open_ns(calls))
+            if statistics:
+                censored["call_latency_ms"] = statistics
         for name in (*LATENCIES, "itl"):
             open_ns = self._open_ns(name, self.is_measured)
             statistics = self._measured[name].censored_by(open_ns)
@@ -282,6 +306,7 @@ class Results:
             slo=self._slo_report(facts.slo, "slo", self.is_measured),
             waste=waste(tables),
             client=client_load(tables.requests, self.window, self.run_window.end_ns),
+            calls=self.calls,
             cancellation=cancellations([(engine.tables, engine.tokens) for engine in self.engines]),
             window=self._window_report(),
             steady=report_steadiness(tables.requests, self.run_window.end_ns, facts.is_closed_loop),

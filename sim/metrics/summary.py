@@ -137,6 +137,18 @@ class ClientQueue(Options):
     num_delayed: int = Field(description="requests that waited there at all")
 
 
+class Calls(Options):
+    """API calls with several prompts, each of which is a request of its own."""
+
+    num_calls: int = Field(description="calls that arrived, whole run")
+    num_answered: int = Field(description="those whose prompts were all answered")
+    mean_prompts: float = Field(description="prompts of a call, on average")
+    call_latency_ms: Stats = Field(
+        description="from a call's arrival at its client to the end of the last answer to its prompts, of calls whose "
+        "prompts were all answered"
+    )
+
+
 class Cancellation(Options):
     """What it took to notice that clients had left, and what was computed for them meanwhile."""
 
@@ -329,6 +341,7 @@ class Summary(Options):
     slo: list[SloTermReport]
     waste: Waste
     client: ClientQueue
+    calls: Calls | None = Field(description="client batching; null where no request is one of a call's prompts")
     cancellation: Cancellation
     window: WindowReport
     steady: SteadyReport

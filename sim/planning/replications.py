@@ -77,8 +77,9 @@ def load_of(scenario: Scenario) -> Load:
         return Load("num_clients", "clients", sum(process.clients or 0 for process in processes))
     if any(closed):
         return Load("scale", "times the scenario's load", 1.0)
-    talks = any(entry.conversation for entry in scenario.traffic)
-    unit = "requests/s (a conversation counts once)" if talks else "requests/s"
+    counted_once = {"conversation": "conversation", "prompts_per_call": "call"}
+    talks = [name for key, name in counted_once.items() if any(getattr(entry, key) for entry in scenario.traffic)]
+    unit = f"requests/s (a {' or a '.join(talks)} counts once)" if talks else "requests/s"
     rates = [_rate_of(entry, scenario) for entry in scenario.traffic if entry.share is None]
     sharing = next((entry for entry in scenario.traffic if entry.share is not None), None)
     if sharing is not None:

@@ -18,6 +18,7 @@ _LATENCIES = {
     "ntpot_ms": "NTPOT, ms",
     "e2e_ms": "E2E, ms",
     "queue_ms": "queue, ms",
+    "call_latency_ms": "call, ms",
 }
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
 _COMPARED = {
@@ -113,7 +114,8 @@ def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
 def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
     """The summary of one run: latencies, what flowed, what was used, and what limits it in the last line."""
     yield Text(title, style="bold")
-    yield latency_table(summary["metrics"])
+    calls = summary["calls"]
+    yield latency_table(summary["metrics"] | ({"call_latency_ms": calls["call_latency_ms"]} if calls else {}))
     yield facts_table("", list(_facts(summary)))
     if summary["replicas"]:
         yield _replicas_table(summary["replicas"])
@@ -152,13 +154,14 @@ def _with_ratio(value: float | None, ratio: float | None, factor: float) -> str:
 
 
 def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Percentiles of every latency that the run has."""
+    """Percentiles of every latency that the run has, one row for each key of `metrics`."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for statistic in _STATISTICS:
         table.add_column({"p999": "p99.9"}.get(statistic, statistic), justify="right")
     for key, label in _LATENCIES.items():
-        table.add_row(label, *(number(metrics[key].get(statistic)) for statistic in _STATISTICS))
+        if key in metrics:
+            table.add_row(label, *(number(metrics[key].get(statistic)) for statistic in _STATISTICS))
     return table
 
 
@@ -252,6 +255,11 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{summary['client']['num_delayed']:,} requests waited at their client, "
             f"{number(summary['metrics']['client_queue_ms']['mean'])} ms on average over all requests"
+        )
+    if calls := summary["calls"]:
+        yield (
+            f"{calls['num_calls']:,} calls of {number(calls['mean_prompts'])} prompts on average; "
+            f"{calls['num_answered']:,} were answered, each with its last prompt"
         )
     if cancellation["num_departed"]:
         yield (

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from sim.options import Count, Options, Positive, PositiveSeconds, Seconds, Share
 from sim.registry import Registry
-from sim.request import Request
+from sim.request import NEVER, Request
 from sim.tokens import UNIQUE, TokenRuns
 
 Ints = NDArray[np.int64]
@@ -39,7 +39,8 @@ class ClientPool:
     `num_clients` is None for an open loop, where requests arrive by themselves. In a closed loop each
     client sends its next request `think_ns` after the answer to its last one (or after its own first
     think time). `max_connections` (None: no limit) is how many requests the class has at the server at
-    once; further ones wait at the client, in arrival order.
+    once; further ones wait at the client, in arrival order. A call with several prompts is answered, and its
+    connection free, when the last of them is over.
     """
 
     num_clients: int | None = None
@@ -77,6 +78,9 @@ class Traffic:
     """Token identity of a row, for prefix caching."""
     has_next_turn: NDArray[np.bool_] | None = None
     """Whether the next row is the next turn of the row's conversation. None: there are no conversations."""
+    call: Ints | None = None
+    """The API call that a row is a prompt of, counted from 0; NEVER: the row is a request by itself. Prompts of a call
+    are rows one after the other and arrive together. None: there are no calls."""
     _chunks: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -87,6 +91,15 @@ class Traffic:
         if self.has_next_turn is None:
             return np.arange(len(self))
         return np.cumsum(np.append(True, ~self.has_next_turn[:-1])[: len(self)]) - 1
+
+    def is_first_of_call(self) -> NDArray[np.bool_]:
+        """Which rows are the first prompt of their call; a request outside any is one by itself."""
+        if self.call is None:
+            return np.ones(len(self), dtype=np.bool_)
+        is_first: NDArray[np.bool_] = self.call == NEVER
+        is_first[:1] = True
+        is_first[1:] |= self.call[1:] != self.call[:-1]
+        return is_first
 
     def request(self, row: int) -> Request:
         """A fresh request for one row; `arrival_ns` of one that reacts to an answer is set by its client.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
 from sim.options import Options
@@ -56,10 +57,10 @@ def draw_traffic(
     Open classes are merged by arrival; at equal times the class listed first goes first (classes that
     share `arrivals` count as one, at the place of the first of them). Closed-loop rows follow, class by
     class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
-    classes' earliest arrivals the rest. A conversation counts with all of its turns, which are rows one
-    after the other; the last one is cut to the number. No open request arrives and no open conversation
-    begins after `duration_ns`. Relative paths start at `folder`; `scale` multiplies rates and lengths. Raises
-    ScenarioError, and TraceError for files.
+    classes' earliest arrivals the rest. A conversation counts with all of its turns and a call with all of
+    its prompts, which are rows one after the other; the last one is cut to the number. No open request
+    arrives and no open conversation begins after `duration_ns`. Relative paths start at `folder`; `scale`
+    multiplies rates and lengths. Raises ScenarioError, and TraceError for files.
     """
     check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
     drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder, scale or Scale())
@@ -89,7 +90,7 @@ class _Drawing:
                 "run.duration_s", "no request arrives within it", remedy="Raise it, or the rate of arrivals."
             )
         with _at("traffic"):
-            class_index, arrival_ns, think_ns, turn = starts.rows()
+            class_index, arrival_ns, think_ns, turn, call = starts.rows(self._are_calls(starts.class_index))
         columns = {name: np.zeros(len(class_index), dtype=np.int64) for name in _FILLED}
         leaves_at_deadline = np.zeros(len(class_index), dtype=np.bool_)
         for index, traffic_class in enumerate(self.classes):
@@ -108,6 +109,7 @@ class _Drawing:
             leaves_at_deadline=leaves_at_deadline,
             tokens=TrafficTexts(class_index, self.texts) if self.texts else no_shared_tokens,
             has_next_turn=np.append(turn[1:] > 0, False) if turn.any() else None,
+            call=call if (call != NEVER).any() else None,
         )
 
     # --- when -------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class _Drawing:
         with _at(f"traffic[{index}].arrivals"):
             think_ns = self._process(options).draw(number, None, self._stream(index, "think"))
         class_index, arrival_ns = np.full(number, index, dtype=np.int64), np.full(number, NEVER, dtype=np.int64)
-        return Starts(class_index, arrival_ns, think_ns, self._num_turns(class_index)).up_to(number)
+        return Starts(class_index, arrival_ns, think_ns, self._num_each(class_index)).up_to(number)
 
     def _open_source(self, index: int, room: int | None) -> Starts:
         """What a class brings; the first that shares brings all that is shared."""
@@ -157,19 +159,26 @@ class _Drawing:
         return self._open_starts(np.full(len(arrival_ns), index, dtype=np.int64), arrival_ns).up_to(limit)
 
     def _open_starts(self, class_index: Ints, arrival_ns: Ints) -> Starts:
-        return Starts(class_index, arrival_ns, np.zeros_like(arrival_ns), self._num_turns(class_index))
+        return Starts(class_index, arrival_ns, np.zeros_like(arrival_ns), self._num_each(class_index))
 
-    def _num_turns(self, class_index: Ints) -> Ints:
-        """How many requests come of each start; 1 where a class has no conversations."""
-        num_turns = np.ones(len(class_index), dtype=np.int64)
+    def _num_each(self, class_index: Ints) -> Ints:
+        """How many requests come of each start; 1 where a class has neither conversations nor calls."""
+        num_each = np.ones(len(class_index), dtype=np.int64)
         for index, traffic_class in enumerate(self.classes):
-            if traffic_class.conversation is None:
-                continue
-            mine, place = class_index == index, f"traffic[{index}].conversation.turns"
-            turns = self._build_lengths(traffic_class.conversation.turns, place)
-            with _at(place):
-                num_turns[mine] = check_turns(turns.draw(int(mine.sum()), self._stream(index, "turns")))
-        return num_turns
+            mine = class_index == index
+            if traffic_class.conversation is not None:
+                place = f"traffic[{index}].conversation.turns"
+                turns = self._build_lengths(traffic_class.conversation.turns, place)
+                with _at(place):
+                    num_each[mine] = check_turns(turns.draw(int(mine.sum()), self._stream(index, "turns")))
+            elif traffic_class.prompts_per_call is not None:
+                prompts = self._build_lengths(traffic_class.prompts_per_call, f"traffic[{index}].prompts_per_call")
+                num_each[mine] = prompts.draw(int(mine.sum()), self._stream(index, "prompts_per_call"))
+        return num_each
+
+    def _are_calls(self, class_index: Ints) -> NDArray[np.bool_]:
+        calling = [index for index, entry in enumerate(self.classes) if entry.prompts_per_call is not None]
+        return np.isin(class_index, calling)
 
     def _turns_think_ns(self, index: int, turn: Ints) -> Ints:
         """Think time before each request of a class that continues a conversation; 0 for the others."""

@@ -61,6 +61,11 @@ class TrafficClass(Options):
         description="each arrival starts several turns; prompt lengths are then those of a turn's new tokens, on top "
         "of all that was said before",
     )
+    prompts_per_call: LengthField | None = Field(
+        default=None,
+        description="client batching: each arrival is one API call with so many prompts, a request each, answered "
+        "when the last of them is over; num_requests counts requests, rates and clients count calls",
+    )
     max_tokens: Count | None = Field(
         default=None,
         description="cap on the output that the scheduler knows; shorter answers end by an unforeseen stop token; "
@@ -71,7 +76,9 @@ class TrafficClass(Options):
     )
     cancel: CancelField | None = Field(default=None, description="clients that leave before their answer is complete")
     max_connections: Count | None = Field(
-        default=None, description="requests that the class's clients have at the server at once; further ones wait"
+        default=None,
+        description="requests (calls, with prompts_per_call) that the class's clients have at the server at once; "
+        "further ones wait",
     )
     slo: dict[str, float] | None = Field(
         default=None, description="targets of this class, with the keys of the scenario's `slo`"
@@ -95,6 +102,7 @@ def check_traffic(
     for index, traffic_class in enumerate(classes):
         _check_source(f"traffic[{index}]", traffic_class, arrivals)
         _check_lengths(f"traffic[{index}]", traffic_class)
+        _check_calls(f"traffic[{index}]", traffic_class)
     _check_shares(classes, arrivals)
     _check_closed_loops(classes, num_requests)
     if num_requests is None and duration_ns is None:
@@ -171,6 +179,19 @@ def _check_trace_alone(place: str, traffic_class: TrafficClass) -> None:
             raise ScenarioError(
                 f"{place}.{key}", "the trace gives whole prompts already", remedy=f"Drop {key} or the trace."
             )
+
+
+def _check_calls(place: str, traffic_class: TrafficClass) -> None:
+    if traffic_class.prompts_per_call is None:
+        return
+    reasons = {
+        "trace": "a trace records requests, not calls",
+        "conversation": "a conversation goes on after one answer, and a call has several",
+        "cancel": "a client leaves a request, and a call is several",
+    }
+    for key, found in reasons.items():
+        if getattr(traffic_class, key) is not None:
+            raise ScenarioError(f"{place}.prompts_per_call", found, remedy=f"Drop {key} or prompts_per_call.")
 
 
 def _check_shares(classes: Sequence[TrafficClass], arrivals: ArrivalOptions | None) -> None:
