@@ -12,7 +12,9 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.swapping import Swapping
 from sim.device import Device
+from sim.doors.base import build_doors
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -23,6 +25,7 @@ from sim.metrics.load import step_arrays
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
+from sim.reception import Reception, reason_names
 from sim.record import Recorder, Tables
 from sim.request import Request
 from sim.results import Results
@@ -65,7 +68,10 @@ def replica(scenario: Scenario) -> Replica:
             model, gpu, tensor_parallel, engine, max_num_batched_tokens=num_tokens, max_num_seqs=num_rows
         )
     target = Target(model, gpu, tensor_parallel, kv_dtype_bytes(model, engine.kv_cache_dtype))
-    limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks)
+    class_names = tuple(entry.name for entry in scenario.traffic)
+    limits = EngineLimits(
+        memory.max_model_len, engine.block_size, memory.num_gpu_blocks, class_names, memory.block_bytes
+    )
     return Replica(target, memory, limits)
 
 
@@ -106,11 +112,20 @@ def simulate(
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = cost or _cost(scenario, parts.target)
+        reception = _reception(scenario, parts.limits)
+        cost = cost or _cost(scenario, parts, policy)
         _check_requests(scenario, policy, traffic)
     clock, recorder = clock or Clock(), Recorder()
-    core, aborts = EngineCore(policy), scenario.engine.abort_on_disconnect
-    engine = Engine(clock, core, cost, recorder, aborts=aborts, macro_steps=device is None, device=device)
+    engine = Engine(
+        clock,
+        EngineCore(policy),
+        cost,
+        recorder,
+        aborts=scenario.engine.abort_on_disconnect,
+        macro_steps=device is None,
+        device=device,
+        reception=reception,
+    )
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
@@ -144,6 +159,7 @@ def _facts(
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
         is_streaming=policy.streams_answers,
+        turn_away_reasons=reason_names([door.kind for door in scenario.engine.admission_control]),
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
         cost=measurements,
         provenance=provenance(scenario, limits),
@@ -176,13 +192,20 @@ def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
     return policy.build(scenario.engine, limits)
 
 
-def _cost(scenario: Scenario, target: Target) -> CostModel:
+def _reception(scenario: Scenario, limits: EngineLimits) -> Reception:
+    timeout_s = scenario.engine.queue_timeout_s
+    doors = build_doors(scenario.engine.admission_control, limits.class_names)
+    return Reception(doors, None if timeout_s is None else to_ns(timeout_s))
+
+
+def _cost(scenario: Scenario, parts: Replica, policy: Policy) -> CostModel:
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
     options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
     if isinstance(artifact, str):
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
-    return cost.build(options, target)
+    model = cost.build(options, parts.target)
+    return Swapping(model, parts.limits.block_bytes, parts.target.gpu) if policy.may_swap else model
 
 
 def model_name(scenario: Scenario) -> str:

@@ -40,6 +40,7 @@ class Clients:
         engine.on_release = self._on_release
         engine.on_answer = self._disconnect
         engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
+        engine.on_expire = lambda request: self._leave(request, Outcome.TIMED_OUT)
 
     def start(self) -> None:
         """Schedule the first arrivals."""

@@ -16,9 +16,18 @@ from sim.metrics import summary as shape
 from sim.metrics.cancellation import cancellations
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
 from sim.metrics.facts import RunFacts
+from sim.metrics.fairness import fairness
 from sim.metrics.latency import LATENCIES, Latency, request_latencies
 from sim.metrics.limits import Breakdown, find_limits
-from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, iteration_load, kv_load, waste
+from sim.metrics.load import (
+    client_load,
+    count_outcomes,
+    count_turned_away,
+    gaps_by_batch_size,
+    iteration_load,
+    kv_load,
+    waste,
+)
 from sim.metrics.occupancy import Spans, owned_spans
 from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
 from sim.metrics.throughput import throughput
@@ -179,6 +188,7 @@ class Results:
             metrics=self._metrics(self._measured),
             throughput=self._throughput(everyone),
             outcomes=count_outcomes(tables.requests, everyone),
+            turned_away=count_turned_away(tables.requests, everyone, facts.turn_away_reasons),
             kv=kv_load(tables, self.spans, facts.num_blocks, facts.usable_blocks, facts.block_size),
             iterations=iteration_load(tables, self.spans, self.run_window.end_ns),
             limits=self.limits,
@@ -189,6 +199,9 @@ class Results:
             cancellation=cancellations(tables, self.tokens),
             window=self._window_report(),
             censored=self.censored,
+            fairness=fairness(
+                tables.requests, self.tokens, self.window, self.run_window.end_ns, self.latencies, facts.class_names
+            ),
             by_class={name: self._class_summary(name) for name in facts.class_names},
             by_prompt_tokens=[
                 shape.PromptBucket(low=low, high=high, ttft_ms=values.stats_ms())
@@ -244,6 +257,7 @@ class Results:
             metrics=self._metrics(distributions),
             throughput=self._throughput(mine),
             outcomes=count_outcomes(self.tables.requests, mine),
+            turned_away=count_turned_away(self.tables.requests, mine, self.facts.turn_away_reasons),
             slo=self._slo_report(parse_slo(self.facts.class_slos.get(name, {}), f"slo of {name}"), measured),
         )
 

@@ -76,7 +76,8 @@ def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
                 raise KeyError(next(column for column in columns if column not in tables[name]))
         costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
         breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
-        return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown
+        tuples = {name: tuple(facts[name]) for name in ("class_names", "turn_away_reasons")}
+        return Tables(**tables), RunFacts(**facts | tuples), breakdown
     except (KeyError, TypeError) as error:
         found = f"is not a run of this version of servesim (missing or unknown: {error})"
         raise UserError(str(folder), found, remedy=_REMEDY) from error

@@ -20,7 +20,7 @@ from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT
-from sim.policies.base import About, EngineLimits, EngineOptions
+from sim.policies.base import About, Axes, EngineLimits, EngineOptions
 from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
@@ -45,6 +45,18 @@ class VllmV1(VllmV1Reference):
         note="the fast planner covers FCFS, sync and async, with and without prefix caching; priority and pipeline "
         "stages run on the plain reference planner; speculative decoding is not offered in scenarios. Where they are "
         "not given, budget and sequences are those of vLLM's API server on the GPU (8192 and 1024 on an H100)",
+    )
+    own_axes = Axes(
+        "every step",
+        "prefills and decodes, prompts in chunks",
+        "running in order of admission, then new",
+        "the step's chunk, the whole prompt reserved",
+        "recompute",
+        "last of those who run; front of the queue",
+        "stops admission",
+        "always",
+        "fcfs",
+        "requests, tokens",
     )
 
     def __init__(self, config: V1Config) -> None:

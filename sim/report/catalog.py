@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.gpu import gpus
 from sim.model import models
-from sim.policies.base import POLICIES, EngineOptions
+from sim.policies.base import POLICIES, EngineOptions, Policy
 
 GIB = 2**30
 
@@ -47,9 +47,29 @@ def policy_rows() -> list[dict[str, Any]]:
     """One row per policy: what it says of itself, and the options that it has beyond those of every engine."""
     policies = {name: POLICIES.load(name) for name in POLICIES}
     return [
-        {"policy": name, **policy.about._asdict(), "options": _option_rows(policy.Options, beyond=EngineOptions)}
+        {
+            "policy": name,
+            **policy.about._asdict(),
+            "axes": _axes(policy),
+            "options": _option_rows(policy.Options, beyond=EngineOptions),
+        }
         for name, policy in policies.items()
     ]
+
+
+def grid_rows() -> list[dict[str, Any]]:
+    """One row per policy that says where it stands in the grid: its value on each axis, and what proves it."""
+    rows = []
+    for name in POLICIES:
+        policy = POLICIES.load(name)
+        if axes := _axes(policy):
+            rows.append({"policy": name, **axes, "copies": policy.about.copies, "proof": policy.about.proof})
+    return rows
+
+
+def _axes(policy: type[Policy]) -> dict[str, str]:
+    axes = policy.axes()
+    return axes._asdict() if axes else {}
 
 
 def engine_option_rows() -> list[dict[str, Any]]:

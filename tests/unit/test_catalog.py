@@ -9,7 +9,7 @@ def test_every_policy_says_what_it_does_whom_it_copies_and_what_proves_it():
     rows = {row["policy"]: row for row in policy_rows()}
     assert list(rows) == list(POLICIES)
     for row in rows.values():
-        assert list(row) == ["policy", "batching", "copies", "proof", "note", "options"]
+        assert list(row) == ["policy", "batching", "copies", "proof", "note", "axes", "options"]
         assert all(row[key] for key in ("batching", "copies", "proof", "note"))
         assert all(option["meaning"] for option in row["options"])
     vllm = rows["vllm-v1"]
