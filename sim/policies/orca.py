@@ -63,6 +63,7 @@ class Orca(WholePromptPolicy):
 
     def plan(self, now_ns: int) -> Step:
         """Everybody who runs decodes; whoever fits behind them prefills."""
+        self._planned_ns = now_ns
         admitted, blocked_by = self._select(now_ns)
         shape = self._own_rows(admitted)
         return self._step(shape, blocked_by, len(self._running) + len(admitted), admitted)
@@ -102,3 +103,19 @@ class Orca(WholePromptPolicy):
             self._seat(request, num_blocks)
             admitted.append(request)
         return admitted, BlockedBy.NOTHING
+
+    def _steady_obstacle(self) -> BlockedBy | None:
+        queue = self.queue
+        if not len(queue):
+            return BlockedBy.NOTHING
+        if not queue.leaves_no_trace:
+            return None
+        if len(self._running) == self._max_batch_size:
+            return BlockedBy.SLOTS
+        if not queue.is_fixed or queue.next_change_ns(self._planned_ns) is not None:
+            return None
+        request = queue.head(self._planned_ns)
+        if request is None:
+            return BlockedBy.ADMISSION
+        num_blocks = self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
+        return BlockedBy.KV if num_blocks > self._kv.free_blocks else None

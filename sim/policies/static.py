@@ -159,6 +159,11 @@ class StaticBatching(WholePromptPolicy):
             return None
         return min(request.queued_ns for request in self.queue) + self._max_queue_delay_ns
 
+    def _steady_obstacle(self) -> BlockedBy | None:
+        if self._is_padded or self._aborted or self._left:
+            return None  # rows for nobody are counted step by step
+        return BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING
+
     def _decode(self) -> Step:
         left, self._left = self._left, []
         blocked_by = BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING

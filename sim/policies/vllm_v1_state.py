@@ -95,6 +95,7 @@ class Plan(V1Step):
         self.gate_is_open = gate_is_open
         self.num_running_rows = 0
         """How many of the rows are running requests; the admitted ones follow."""
+        self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0
         self.blocked_by = BlockedBy.NOTHING

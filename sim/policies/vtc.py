@@ -29,7 +29,7 @@ from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
-from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Step, StepShape
+from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
 
 TOKENS_PER_LORA_RANK = 4
 """Places in the pool that an adapter takes for each of its rank."""
@@ -159,6 +159,36 @@ class Vtc(Policy):
         if self._prefilling:
             return self._end_prefill()
         return self._end_decode(step) if self._is_decoding else NOTHING_ENDED
+
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
+        """Until somebody's answer ends or the queue is asked, or beyond that where it has nothing to give."""
+        running, next_tick = self._running, self._running.due.next_tick()
+        if self._prefilling or self._joined or self._leaving or next_tick is None:
+            return None
+        blocked_by, num_paused = self._pause(), self._options.max_wait_tokens - self.num_decode_steps
+        num_steps = min(max_steps, next_tick - running.tick)
+        if self._num_waiting and len(running) >= self._options.running_max_req_size and num_paused <= 0:
+            blocked_by = BlockedBy.SLOTS
+        elif len(self.queue) or not self.queue.leaves_no_trace:
+            num_steps = min(num_steps, num_paused)
+        if num_steps < min_steps:
+            return None
+        return SteadyRun(
+            StepShape(len(running), *running.context_sums(), (), len(running)),
+            [len(running)] * num_steps,
+            len(running),
+            self._num_waiting,
+            blocked_by,
+            self._kv.used_blocks,
+            self._kv.used_blocks,
+        )
+
+    def advance_steady(self, num_steps: int) -> None:
+        self.queue.advance(num_steps)
+        self._kv.take(num_steps * len(self._running))
+        self._running.advance(num_steps)
+        paused = self._options.max_wait_tokens - self.num_decode_steps
+        self.num_decode_steps += max(0, min(num_steps, paused))
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         """A mini batch, or everybody who runs."""

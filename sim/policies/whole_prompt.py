@@ -8,6 +8,7 @@ in flight at a time.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
@@ -21,7 +22,7 @@ from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.fcfs import FcfsOptions
 from sim.request import NEVER, Request, Status
-from sim.step import Admission, BlockedBy, Chunk, Step, StepShape
+from sim.step import Admission, BlockedBy, Chunk, SteadyRun, Step, StepShape
 
 
 class WholePromptOptions(EngineOptions):
@@ -61,6 +62,8 @@ class WholePromptPolicy(Policy):
         """Those of the running batch whose first decode is in the next step."""
         self._is_decoding = False
         """Whether the step in flight decodes: the running batch has then ticked ahead of its results."""
+        self._planned_ns = 0
+        """When the last step was planned."""
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -76,6 +79,34 @@ class WholePromptPolicy(Policy):
         """Put in the queue. The answer ends at `max_model_len` at the latest."""
         request.num_target_tokens = min(request.num_target_tokens, self._max_model_len - request.prompt_tokens)
         self.queue.add(request, request.queued_ns)
+
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
+        """Until somebody's answer ends, where the head of the queue stays out for certain."""
+        running, next_tick = self._running, self._running.due.next_tick()
+        if self._prefilling or self._joined or next_tick is None:
+            return None
+        num_steps = min(max_steps, next_tick - running.tick)
+        blocked_by = self._steady_obstacle() if num_steps >= min_steps else None
+        if blocked_by is None:
+            return None
+        return SteadyRun(
+            StepShape(len(running), *running.context_sums(), (), len(running)),
+            [0] * num_steps,
+            len(self.running()),
+            len(self.queue),
+            blocked_by,
+            self._kv.used_blocks,
+            running.context_sum,
+        )
+
+    def advance_steady(self, num_steps: int) -> None:
+        """Everybody who decodes gets so many tokens; their KV has been theirs from the start."""
+        self._running.advance(num_steps)
+        self.queue.advance(num_steps)
+
+    @abstractmethod
+    def _steady_obstacle(self) -> BlockedBy | None:
+        """What keeps the head of the queue out while the same requests decode; None when that is not certain. Pure."""
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         """Decodes in running order, then prompts."""

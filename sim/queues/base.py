@@ -43,6 +43,17 @@ class QueueOrder(ABC):
     is_arrival_order: ClassVar[bool] = False
     """Whether an earlier arrival is always ahead of a later one, but for requests that were put back."""
 
+    @property
+    def leaves_no_trace(self) -> bool:
+        """Whether an admission that admits nobody changes nothing."""
+        own = type(self)
+        return own.begin_admission is QueueOrder.begin_admission and own.refused is QueueOrder.refused
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ticks leave the order of those who wait as it is."""
+        return type(self).advance is QueueOrder.advance
+
     @classmethod
     @abstractmethod
     def build(cls, options: QueueOrderOptions, setting: Setting) -> Self:

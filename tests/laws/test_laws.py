@@ -284,14 +284,14 @@ class Run:
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])
 
 
-def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None):
+def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
     cls = POLICIES.load(name)
     by_token = cls.Options.model_fields["block_size"].default == 1
     block_size = 1 if by_token else BLOCK_SIZE
     limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
     policy = cls.build(cls.Options(policy=name, **options), limits)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts)
+    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -563,6 +563,29 @@ def test_same_traffic_gives_the_same_bytes(case, pool, traffic):
         one, other = getattr(first, name), getattr(second, name)
         assert {column: values.tobytes() for column, values in one.items()} == {
             column: values.tobytes() for column, values in other.items()
+        }
+
+
+LONG_ANSWERS = {
+    name: traffic_of(output_tokens=np.random.default_rng(9).integers(1, 20, NUM_REQUESTS), **given)
+    for name, given in {
+        "poisson": {"arrival_ns": poisson()},
+        "leaves after a time": {"arrival_ns": poisson(), "cancel_after_ns": patience_ns()},
+    }.items()
+}
+"""So that many steps in a row change nothing."""
+
+
+@every_case
+@every_pool
+@pytest.mark.parametrize("traffic", LONG_ANSWERS)
+def test_steps_that_are_advanced_at_once_give_the_tables_of_single_ones(case, pool, traffic):
+    given = (case[0], options_of(case), POOLS[pool], LONG_ANSWERS[traffic])
+    many, single = simulate(*given).tables, simulate(*given, macro_steps=False).tables
+    for name in ("iterations", "chunks", "requests", "segments"):
+        one, other = getattr(many, name), getattr(single, name)
+        assert {column: values.tolist() for column, values in one.items()} == {
+            column: values.tolist() for column, values in other.items()
         }
 
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim import run
 from sim.errors import ScenarioError
+from sim.metrics.fairness import cumulative_service
 from sim.policies.base import EngineLimits
 from sim.policies.vtc import Vtc
 from sim.queues.base import QUEUE_ORDERS, Setting
@@ -216,6 +218,40 @@ def test_two_clients_who_always_wait_get_service_within_the_papers_bound(seed, i
     output_price = 2
     bound = 2 * max(input_price * 80, output_price * 200)
     assert spread("vtc", seed, input_price, output_price) <= bound
+
+
+@pytest.mark.parametrize(("kind", "is_within"), [("vtc", True), ("fcfs", False)])
+def test_a_whole_engine_keeps_the_bound_too(kind, is_within):
+    """The same of the tables of a run, while both clients have requests in the queue."""
+    num_tokens, longest_prompt = 1600, 200
+    classes = [
+        {
+            "name": name,
+            "arrivals": {"kind": "constant", "rate_per_s": rate_per_s},
+            "num_requests": 150,
+            "prompt_tokens": {"kind": "uniform", "low": 20, "high": longest_prompt},
+            "output_tokens": {"kind": "uniform", "low": 10, "high": high},
+        }
+        for name, rate_per_s, high in (("a", 1e6, 200), ("b", 1e5, 40))
+    ]
+    engine = {"policy": "orca", "num_gpu_blocks": num_tokens // 16, "max_model_len": 800, "queue_order": {"kind": kind}}
+    results = run(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"gpu": "h100-sxm"},
+            "engine": engine,
+            "traffic": classes,
+        }
+    )
+    requests, end_ns = results.tables.requests, results.tables.iterations["end_ns"]
+    of = [requests["class_index"] == index for index in (0, 1)]
+    both_wait_until_ns = min(int(requests["admitted_ns"][mask].max()) for mask in of)
+    times_ns = end_ns[(end_ns > requests["queued_ns"].max()) & (end_ns < both_wait_until_ns)]
+    paths = [cumulative_service(requests, results.tokens, mask, times_ns) for mask in of]
+    difference = paths[0] - paths[1]
+    bound = 2 * max(longest_prompt, 2 * num_tokens)
+    assert len(times_ns) > 100
+    assert (difference.max() - difference.min() <= bound) == is_within
 
 
 def test_first_come_first_served_exceeds_the_bound():
