@@ -28,7 +28,7 @@ def resolved(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
         for entry in scenario.traffic
     ]
     played = scenario.model_copy(update={"traffic": traffic})
-    data: dict[str, Any] = _without_none(played.model_dump(mode="json", exclude={"compare"}))
+    data: dict[str, Any] = _without_none(played.model_dump(mode="json", exclude={"compare", "sweep"}))
     engine = data["engine"] | {"max_model_len": limits.max_model_len, "num_gpu_blocks": limits.num_gpu_blocks}
     engine.pop("kv_cache_memory_bytes", None)
     return data | {"engine": engine}

@@ -213,6 +213,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     """What qualifies the figures above."""
     window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
     yield window["description"]
+    if summary["steady"]["is_stable"] is False:
+        yield summary["steady"]["verdict"]
     for term in summary["slo"]:
         verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
         yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"
