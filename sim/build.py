@@ -92,9 +92,9 @@ def draw(scenario: Scenario) -> Traffic:
 
 def cost_model(scenario: Scenario) -> CostModel:
     """What a scenario's iterations cost. Raises ScenarioError or ArtifactError."""
-    target = replica(scenario).target
+    parts = replica(scenario)
     with _at(scenario.place):
-        return _cost(scenario, target)
+        return _cost(scenario, parts, _policy(scenario, parts.limits))
 
 
 def simulate(

@@ -132,11 +132,11 @@ class StaticBatching(WholePromptPolicy):
             for request in finished:
                 request.status = Status.OVER
         for request in self._aborted:
-            if request in self._running and self._drop_from_batch(request):
+            if request in self._lane.running and self._drop_from_batch(request):
                 self._left.append(request)
         self._aborted.clear()
         released: list[Request] = []
-        if not self._running:
+        if not self._lane.running:
             released.extend(self._members)
             self._members.clear()
             self._left.clear()
@@ -172,7 +172,7 @@ class StaticBatching(WholePromptPolicy):
 
     def _rectangle(self) -> StepShape:
         num_rows = len(self._members)
-        num_ticks = self._running.tick - self._first_tick
+        num_ticks = self._lane.running.tick - self._first_tick
         context = min(self._longest_prompt + num_ticks, self._max_model_len)
         return StepShape(
             num_decode=num_rows,
@@ -180,7 +180,7 @@ class StaticBatching(WholePromptPolicy):
             decode_context_sum_sq=num_rows * context * context,
             decode_context_max=context,
             num_sampled=num_rows,
-            num_padding_tokens=num_rows - len(self._running),
+            num_padding_tokens=num_rows - len(self._lane.running),
         )
 
     def _form(self, now_ns: int) -> Step:
@@ -206,10 +206,10 @@ class StaticBatching(WholePromptPolicy):
     def _start(self, chosen: Sequence[Request], blocked_by: BlockedBy) -> Step:
         """Prefill a batch of these, who are out of the queue."""
         self._longest_prompt = max(r.prompt_tokens for r in chosen)
-        self._first_tick = self._running.tick
-        longest_answer = max(r.max_tokens for r in chosen)
+        self._first_tick = self._lane.running.tick
+        longest_answer = max(self._kv.room_for_answer(r) for r in chosen)
         for request in chosen:
-            lengths = (request.prompt_tokens, request.max_tokens)
+            lengths = (request.prompt_tokens, self._kv.room_for_answer(request))
             if self._is_padded:
                 lengths = (self._longest_prompt, longest_answer)
             self._members[request] = None
@@ -232,10 +232,10 @@ class StaticBatching(WholePromptPolicy):
                 return chosen, BlockedBy.SLOTS
             if self._is_padded:
                 longest_prompt = max(longest_prompt, request.prompt_tokens)
-                longest_answer = max(longest_answer, request.max_tokens)
+                longest_answer = max(longest_answer, self._kv.room_for_answer(request))
                 num_blocks = (len(chosen) + 1) * self._kv.blocks_to_reserve(longest_prompt, longest_answer)
             else:
-                num_blocks += self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
+                num_blocks += self._kv.blocks_to_reserve(request.prompt_tokens, self._kv.room_for_answer(request))
             if num_blocks > self._kv.usable_blocks:
                 self.queue.refused(request)
                 return chosen, BlockedBy.KV
