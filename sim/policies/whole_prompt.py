@@ -48,6 +48,8 @@ class Lane:
     def __init__(self, block_size: int) -> None:
         self.prefilling: dict[Request, None] = {}
         """Admitted in the step in flight; they decode from the next one on."""
+        self.prompting: dict[Request, None] = {}
+        """Members whose prompt has been computed in part, which only `static` has."""
         self.running = RunningBatch(block_size)
         self.joined: dict[Request, None] = {}
         """Those of the running batch whose first decode is in the next step."""
@@ -57,7 +59,8 @@ class Lane:
     @property
     def live_tokens(self) -> int:
         """Tokens that its members have in KV."""
-        return self.running.context_sum + sum([r.num_computed_tokens for r in self.prefilling])
+        apart = [r.num_computed_tokens for members in (self.prefilling, self.prompting) for r in members]
+        return self.running.context_sum + sum(apart)
 
 
 class WholePromptPolicy(Policy):
@@ -195,16 +198,22 @@ class WholePromptPolicy(Policy):
         num_running: int,
         admitted: Sequence[Request] = (),
         left: Sequence[Request] = (),
+        chunks: Sequence[Chunk] = (),
     ) -> Step:
-        """The step with this shape: the running batch ticks, and the admitted (who hold their KV) prefill."""
+        """The step with this shape: the running batch ticks, and prompts (of those who hold their KV) are computed.
+
+        `chunks` of prompts; default: all of those of the admitted.
+        """
         self._lane.is_decoding = len(self._lane.running) > 0
         if self._lane.is_decoding:
             self._lane.running.advance()
             self.queue.advance()
         joined, self._lane.joined = self._lane.joined, {}
-        for request in admitted:
-            request.num_computed_tokens = request.prompt_tokens
-            self._lane.prefilling[request] = None
+        chunks = chunks or [Chunk(r, r.prompt_tokens, 0, True) for r in admitted]
+        for request, num_tokens, context, is_last in chunks:
+            request.num_computed_tokens = context + num_tokens
+            self._lane.prompting.pop(request, None)
+            (self._lane.prefilling if is_last else self._lane.prompting)[request] = None
         return Step(
             shape,
             num_running,
@@ -215,7 +224,7 @@ class WholePromptPolicy(Policy):
             blocked_by,
             self._lane.running.tick,
             self._lanes.index(self._lane),
-            chunks=[Chunk(r, r.prompt_tokens, 0, True) for r in admitted],
+            chunks=chunks,
             joined=list(joined),
             left=left,
             admitted=[Admission(r, 0, False) for r in admitted],

@@ -35,6 +35,7 @@ VARIANTS = {
         "padded": {"max_batch_size": NUM_SLOTS},
         "early exit": {"max_batch_size": NUM_SLOTS, "compute": "early_exit"},
         "streaming": {"max_batch_size": NUM_SLOTS, "release": "streaming"},
+        "shortest prompt": {"max_batch_size": NUM_SLOTS, "compute": "shortest_prompt", "release": "streaming"},
         "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
         "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
         "no batching": {"max_batch_size": 1},
