@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
@@ -24,7 +25,7 @@ from joblib import Parallel, delayed
 from pydantic import Field, TypeAdapter
 
 import sim
-from sim.options import Options
+from sim.options import Count, Options
 from sim.planning.replications import at_load, load_of
 from sim.scenario import Scenario
 
@@ -56,6 +57,7 @@ class Entry(Options):
     title: str
     source: str
     figures: list[Figure]
+    seeds: Count = Field(default=1, description="as many runs with other random numbers; their median counts")
     differs: str = Field(description="why ours are not the printed figures, as far as they are not")
 
 
@@ -100,8 +102,8 @@ def entries() -> dict[str, Entry]:
 
 def rows(entry: Entry, num_requests: int | None = None) -> list[Row]:
     """Run what an entry asks for; `num_requests` replaces the length of its runs."""
-    runs = Runs(entry.scenario, num_requests)
-    return [Row(figure, _value(runs, figure)) for figure in entry.figures]
+    draws = [Runs(entry.scenario, num_requests, draw) for draw in range(entry.seeds)]
+    return [Row(figure, median([_value(runs, figure) for runs in draws])) for figure in entry.figures]
 
 
 def _value(runs: Runs, figure: Figure) -> float:
@@ -114,10 +116,13 @@ def _value(runs: Runs, figure: Figure) -> float:
 class Runs:
     """The runs of one scenario and its variants, each made once; `base` is the scenario itself."""
 
-    def __init__(self, name: str, num_requests: int | None) -> None:
+    def __init__(self, name: str, num_requests: int | None = None, draw: int = 0) -> None:
+        """`draw`: which random numbers; 0: those of the scenario."""
         scenario = sim.load_scenario(FOLDER / f"{name}.yaml")
         self._variants = {"base": scenario, **scenario.variants()}
-        self._length = {} if num_requests is None else {"run.num_requests": num_requests}
+        self._always = {"seed": scenario.seed + draw}
+        if num_requests is not None:
+            self._always["run.num_requests"] = num_requests
         self._summary = cache(self._simulate)
         self._largest_load = cache(self._search)
 
@@ -130,7 +135,7 @@ class Runs:
         return _at(self._summary(variant, change, load), figure.key) if figure.key else load
 
     def _scenario(self, variant: str, change: str) -> Scenario:
-        return self._variants[variant].changed(json.loads(change) | self._length, "change")
+        return self._variants[variant].changed(json.loads(change) | self._always, "change")
 
     def _simulate(self, variant: str, change: str, load: float | None = None) -> dict[str, Any]:
         scenario = self._scenario(variant, change)
@@ -187,17 +192,21 @@ Written by `make papers` ({minutes:.0f} minutes of one core): the scenarios are 
 figures `scenarios/papers/printed.yaml`. Nothing is fitted to a printed figure. Where a paper does not say what a run
 needs, the scenario's header says what was taken instead.
 
-Of {num} figures {close} are met within 15 % (or lie in the printed range), and {signs} have the system ahead that the paper
-has ahead. Ratios depend on the schedulers, which is what is simulated; rates and times depend on kernels and hosts of
-their year, which the `roofline` cost does not know: it has the efficiencies of kernels of 2025."""
+Of {num} figures {close} are met within 15 % (or lie in the printed range), and {signs} have the system ahead that the
+paper has ahead. Ratios depend on the schedulers, which is what is simulated; rates and times depend on kernels and
+hosts of their year, which the `roofline` cost does not know: it has the efficiencies of kernels of 2025. Where an
+experiment says `linear`, its costs were measured by the paper's own authors."""
 
 
 def section(entry: Entry, rows: Sequence[Row], seconds: float) -> str:
     """One experiment."""
+    kind = sim.load_scenario(FOLDER / f"{entry.scenario}.yaml").cost.kind
+    draws = f", {entry.seeds} draws of the traffic, of which the median counts" if entry.seeds > 1 else ""
     lines = [
         f"## {entry.title}",
         "",
-        f"{entry.source}. Set-up: {set_up(entry.scenario)} (`scenarios/papers/{entry.scenario}.yaml`, {seconds:.0f} s)",
+        f"{entry.source}. Set-up: {set_up(entry.scenario)} Costs: `{kind}`. Run by "
+        f"`scenarios/papers/{entry.scenario}.yaml` in {seconds:.0f} s{draws}.",
         "",
         "| figure | printed | ours | ours / printed | |",
         "|---|---:|---:|---:|---|",
