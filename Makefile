@@ -70,12 +70,12 @@ $(VENV)/installed-dev: $(VENV)/made $(PINS)
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/installed $@
 
-$(VENV)/installed-calibration: $(VENV)/installed-dev
-	@echo "Installing torch into $(VENV) ..."
-	@$(PIP) --editable '.[calibration]'
-	@touch $@
-
 $(VENV)/installed-cluster: $(VENV)/installed-dev
 	@echo "Installing what sweeps on a cluster need into $(VENV) ..."
 	@$(PIP) --editable '.[cluster]'
+	@touch $@
+
+$(VENV)/installed-calibration: $(VENV)/installed-dev
+	@echo "Installing torch into $(VENV) ..."
+	@$(PIP) --editable '.[calibration]'
 	@touch $@

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,8 +37,11 @@ from sim.scenario import Scenario, load_scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
+
 _MAX_WARMUPS = 512
-_PACE_S = 0.5
+_PACE_POINTS = 12
+_PACE_S = 0.2
 
 
 def verify(
@@ -65,14 +68,17 @@ def verify(
     job = _job(scenario, parts, device, budget_s, attention)
     executor = build_for(job)
     _check_room(executor, job, parts)
+    points = None
     if artifact is None:
         artifact = out / "artifact.json"
         profile(job, out / "raw.parquet", worst_regions, report, executor)
-        fit(read(out / "raw.parquet")).write(artifact)
+        timed = read(out / "raw.parquet")
+        points = timed.points
+        fit(timed).write(artifact)
     if executor.captures:
         executor.capture(graph_sizes(job.limits.max_num_seqs), job.limits.max_model_len)
     _warm_up(executor, job.limits)
-    pace = Pace(executor, job.limits)
+    pace = None if points is None else Pace(executor, points)
     fitted = read_artifact(artifact, place="--artifact")
     check_target(fitted, parts.target, place="--artifact")
     if WORK_ON_THE_HOST in fitted.missing:
@@ -98,35 +104,43 @@ def verify(
 
 
 class Pace:
-    """A few iterations that are timed now and again: when they change, the machine has."""
+    """Iterations of a profile that are timed again now and then: when they take longer, the machine is slower."""
 
-    def __init__(self, executor: Executor, limits: Limits) -> None:
+    def __init__(self, executor: Executor, points: pd.DataFrame) -> None:
+        """`points` are those of the raw file."""
+        is_plain = (points["operator"] == "step") & (points["mode"] == "eager")
+        is_equal = points["decode_context_max"] * points["num_decodes"] == points["decode_context_tokens"]
+        # decodes alone run as CUDA graphs where there are any
+        own = points[is_plain & is_equal & (points["chunk_tokens"] > 0)]
+        own = own.iloc[np.unique(np.linspace(0, len(own) - 1, _PACE_POINTS).astype(int))]
         self._timer = Timer(executor.decoder.device)
-        longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, limits.cache_tokens) // 2
-        shares = (1, max(1, limits.max_num_seqs // 2))
-        context = min(limits.max_model_len - 1, limits.cache_tokens // (2 * shares[1])) // 2
-        points = [Point("step", chunk_tokens=longest), *(Point("step", contexts=(context,) * n) for n in shares)]
-        self._calls = [call_of(point, executor) for point in points]
-        self._first_ns = self.now_ns()
+        self._calls = [call_of(_point_of(row), executor) for row in own.to_dict("records")]
+        self._profiled_ns = own["median_ns"].to_numpy(dtype=float)
 
-    def now_ns(self) -> list[float]:
-        """What each of them takes now."""
-        return [self._timer.time(call, _PACE_S, is_whole=True).median_ns for call in self._calls]
-
-    def drift(self, before_ns: Sequence[float], after_ns: Sequence[float]) -> float:
-        """How much longer they took, before and after something, than at first; a part, on average."""
-        ratios = (np.array(before_ns) + np.array(after_ns)) / 2 / np.array(self._first_ns)
-        return float(ratios.mean() - 1)
+    def drift(self) -> float:
+        """How much longer they take now than when they were profiled, as a part: the median over them."""
+        now_ns = [self._timer.time(call, _PACE_S, is_whole=True).median_ns for call in self._calls]
+        return float(np.median(np.array(now_ns) / self._profiled_ns) - 1)
 
 
-def serve(scenario: Scenario, executor: Executor, artifact: Artifact, pace: Pace) -> tuple[Results, Executed]:
+def _point_of(row: dict[Any, Any]) -> Point:
+    num_decodes = row["num_decodes"]
+    return Point(
+        "step",
+        chunk_tokens=row["chunk_tokens"],
+        chunk_context_tokens=row["chunk_context_tokens"],
+        contexts=(row["decode_context_max"],) * num_decodes,
+    )
+
+
+def serve(scenario: Scenario, executor: Executor, artifact: Artifact, pace: Pace | None) -> tuple[Results, Executed]:
     """Serve a scenario's requests for real, once. Raises InvariantError when a step or a token got lost."""
     clock = WallClock()
     device = RealDevice(executor, clock, Table(artifact), scenario.seed)
-    before_ns = pace.now_ns()
+    before = pace.drift() if pace else None
     with _undisturbed():
         results = simulate(scenario, draw(scenario), clock=clock, device=device)
-    drift = pace.drift(before_ns, pace.now_ns())
+    drift = (before + pace.drift()) / 2 if pace and before is not None else None
     iterations, is_gpu = results.tables.iterations, executor.decoder.device.type == "cuda"
     everyone = np.ones(results.tokens.num_requests, dtype=np.bool_)
     executed = Executed(

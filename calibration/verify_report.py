@@ -63,9 +63,9 @@ class Executed:
     """Those that reached clients."""
     disturbed_share: float | None
     """Part of the time of its steps in which other processes had the core; None on a GPU."""
-    drift: float
-    """How much longer the same iterations took just before and after this repeat than just after the profile (or, where
-    the artifact was given, than before the first repeat), as a part: what the machine did, not the prediction."""
+    drift: float | None
+    """How much longer iterations of the profile took just before and after this repeat than in it, as a part: what the
+    machine did, not the prediction. None where the profile was made elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,12 @@ class Report:
             f"{len(repeats)} repeats of {_range([each.iterations for each in repeats])} iterations (predicted: "
             f"{self.predicted_iterations}) and {_range([each.output_tokens for each in repeats])} output tokens"
         )
-        drift = [100 * each.drift for each in repeats]
-        text.append(
-            f"the same iterations took {min(drift):+.1f} to {max(drift):+.1f} % longer around the repeats than at "
-            "first: that is the machine"
-        )
+        drift = [100 * each.drift for each in repeats if each.drift is not None]
+        if drift:
+            text.append(
+                f"around the repeats, iterations of the profile took {min(drift):+.1f} to {max(drift):+.1f} % longer "
+                "than in it: that is the machine"
+            )
         disturbed = [each.disturbed_share for each in repeats if each.disturbed_share is not None]
         if disturbed:
             text.append(

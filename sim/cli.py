@@ -85,6 +85,7 @@ def end() -> NoReturn:
 
 app.command()(cli_planning.capacity)
 app.command()(cli_planning.sweep)
+app.command()(cli_planning.tune)
 
 
 @app.callback(invoke_without_command=True)
@@ -126,6 +127,8 @@ def run(
 
     loaded = load(scenario, overrides, seed, allow_imports)
     check_folder(out)
+    if precision is not None and cost_uncertainty:
+        raise UserError("--precision, --cost-uncertainty", "are two studies", remedy="Ask for one of them.")
     if precision is not None:
         cli_planning.replicate(loaded, precision, out, jobs, as_json)
         return
@@ -212,6 +215,29 @@ def explain(
         print_json(explanation)
     else:
         show(explanation_report(explanation, title=loaded.name))
+
+
+@app.command()
+def why(
+    scenario: ScenarioPath,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    with_next_change: Annotated[
+        bool, typer.Option("--next-change", help="also rerun with 10 % more of each resource: what to buy or to raise")
+    ] = False,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Simulate a scenario and say what its latencies are made of and what would change them."""
+    from sim.planning.why import why as explain_run
+    from sim.report.why import why_report
+
+    loaded = load(scenario, overrides, seed, allow_imports)
+    explanation = explain_run(loaded, with_next_change=with_next_change)
+    if as_json:
+        print_json(explanation)
+    else:
+        show(why_report(explanation, title=loaded.name))
 
 
 @app.command()

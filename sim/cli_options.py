@@ -41,7 +41,7 @@ Dask = Annotated[
 Precision = Annotated[
     float, typer.Option("--precision", min=1e-4, max=1, help="half-width of the 95 % interval, as a part of the load")
 ]
-MaxReplications = Annotated[int, typer.Option("--max-replications", min=2, help="stop there, however precise")]
+MaxReplications = Annotated[int, typer.Option("--max-replications", min=6, help="stop there, however precise")]
 Requests = Annotated[
     int | None,
     typer.Option("--requests", min=200, help="requests per run; default: as the SLO needs", show_default=False),

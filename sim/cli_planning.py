@@ -112,6 +112,39 @@ def sweep(
     name_files(written)
 
 
+def tune(
+    scenario: ScenarioPath,
+    precision: Precision = 0.02,
+    max_replications: MaxReplications = 20,
+    requests: Requests = None,
+    out: Out = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    jobs: Jobs = None,
+    dask: Dask = None,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Recommend max_num_batched_tokens and max_num_seqs for the SLO, and try them under stress."""
+    from sim.planning.tune import tune as tune_scenario
+    from sim.planning.workers import Workers
+    from sim.report.planning import tune_report
+    from sim.report.progress import progress_line
+
+    loaded = load(scenario, overrides, seed, allow_imports)
+    check_folder(out)
+    with progress_line() as progress:
+        said = tune_scenario(
+            loaded,
+            workers=Workers(jobs, dask),
+            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            precision=precision,
+            max_replications=max_replications,
+            num_requests=requests,
+        )
+    give(said, tune_report(said), out, "tune.json", as_json)
+
+
 def compare_capacities(
     scenarios: list[Scenario], search: dict[str, Any], out: Path | None, jobs: int | None, as_json: bool
 ) -> None:

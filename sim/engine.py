@@ -53,14 +53,16 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
-        device: Device | None = None,
+        shares_clock: bool = False,
         reception: Reception | None = None,
+        device: Device | None = None,
     ) -> None:
         """`reception`: turns requests away; None: everybody who could run is let in.
 
         `aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
+        `shares_clock`: there are other engines, so the next event of the clock need not disturb this one.
         `device`: what executes the steps; by default one on which each takes the price that `cost` says.
         """
         self._clock = clock
@@ -74,7 +76,10 @@ class Engine:
         self._wakeup: Event | None = None
         self._num_empty_replans = 0
         self._macro_steps = macro_steps
+        self._shares_clock = shares_clock
         self._foreseen: Foreseen | None = None
+        self._num_last_foreseen = MAX_STEADY_STEPS
+        """Steps of the last run that was foreseen that came about."""
         self.on_release: Callable[[Request], None] = _ignore
         """Called once for every request that is over in the engine, however it ended."""
         self.on_answer: Callable[[Request], None] = _ignore
@@ -119,6 +124,25 @@ class Engine:
         if self._aborts or request.turned_away_by != NEVER:
             self._cancels.append(request)
             self._wake()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its waiting queue, those that it has not looked at included."""
+        return self._core.policy.num_waiting + len(self._arrivals)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that it has admitted and not released."""
+        return self._core.policy.num_unfinished - self._core.policy.num_waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of its KV blocks that is in use by the steps planned so far. Steps that are foreseen stay so."""
+        policy, foreseen = self._core.policy, self._foreseen
+        used_blocks = policy.usable_blocks - policy.free_blocks
+        if foreseen is not None:
+            used_blocks += sum(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1])
+        return used_blocks / policy.usable_blocks
 
     def _expire(self, request: Request) -> None:
         """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""
@@ -191,7 +215,9 @@ class Engine:
         return wakeup
 
     def _max_steps_undisturbed(self) -> int:
-        """About how many steps end before the next thing that is scheduled, which may truncate a run."""
+        """About how many steps end before something truncates a run: the next event, or else as long as last time."""
+        if self._shares_clock:
+            return min(MAX_STEADY_STEPS, 2 * self._num_last_foreseen + MIN_STEADY_STEPS)
         next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
         if not price_ns or next_ns == Infinity:
             return MAX_STEADY_STEPS
@@ -206,9 +232,7 @@ class Engine:
         assert isinstance(foreseen, Foreseen)
         run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
         depth = len(planned_ns)
-        bisect = bisect_left if side == "left" else bisect_right
-        num_ended = bisect(planned_ns, self._clock.now_ns, 1) - 1
-        num_ended += bisect(times.end_ns, self._clock.now_ns, 0, len(times.end_ns) - depth)
+        num_ended = self._num_last_foreseen = self._num_ended(foreseen, side)
         if depth > 1 and num_ended:
             self._complete_oldest()
         first = max(0, num_ended - (depth - 1))
@@ -220,6 +244,12 @@ class Engine:
         for index in range(first, num_ended + 1):
             now_ns = planned_ns[index] if index < depth else int(times.end_ns[index - depth])
             self._device.launch(self._core.plan(now_ns), now_ns)
+
+    def _num_ended(self, foreseen: Foreseen, side: Literal["left", "right"]) -> int:
+        """Steps, the one in flight before the run included, that end before now (left) or not after it (right)."""
+        planned_ns, end_ns = foreseen.planned_ns, foreseen.times.end_ns
+        now_ns, bisect = self._clock.now_ns, bisect_left if side == "left" else bisect_right
+        return bisect(planned_ns, now_ns, 1) - 1 + bisect(end_ns, now_ns, 0, len(end_ns) - len(planned_ns))
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

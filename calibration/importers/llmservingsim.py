@@ -44,8 +44,6 @@ SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew
 SKEW_FACTOR = 4.0
 """How many times the short contexts the long ones are, in nearly all rows of `skew`."""
 WITH_EXPERTS = "expected times of experts (`moe`) for a mixture of experts, and for no other model"
-CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-"""Batch sizes that vLLM 0.11 to 0.19 capture by default (`vllm/config/vllm.py`), up to 512."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def import_profile(
         versions={"vllm": str(meta["vllm_version"]), "cuda": str(meta["cuda_version"])},
         source="LLMServingSim, github.com/casys-kaist/LLMServingSim, profiler/perf",
         licence="MIT",
-        cuda_graph_sizes=CUDA_GRAPH_SIZES,
+        cuda_graph_sizes=[],
         terms=terms,
         missing=missing,
         holdout_error=_holdout(terms),

@@ -65,12 +65,15 @@ def _scores(targets: Sequence[Target], observations: Sequence[Observation], cut:
 
 
 def _root(at: Floats, scores: Floats) -> float:
-    """Where a line through the scores first rises through 0; infinite where it does not rise."""
+    """Where a line through the scores first rises through 0, or one width of `at` beyond the end that is nearer.
+
+    A target far from its limit says little about where it would reach it.
+    """
+    width = at[-1] - at[0]
     above = np.flatnonzero(scores > 0)
     right = max(1, int(above[0])) if len(above) else len(at) - 1
     rise = scores[right] - scores[right - 1]
     if rise <= 0:
-        return float(at[0]) if scores[right] > 0 else np.inf
-    root = float(at[right] - scores[right] * (at[right] - at[right - 1]) / rise)
-    # A target far from its limit says little about where it would reach it.
-    return min(max(root, float(at[0] - (at[-1] - at[0]))), np.inf)
+        return float(at[0] - width if scores[right] > 0 else at[-1] + width)
+    root = at[right] - scores[right] * (at[right] - at[right - 1]) / rise
+    return float(np.clip(root, at[0] - width, at[-1] + width))

@@ -58,8 +58,9 @@ def changes(capacity: Capacity, workers: Workers) -> list[Change]:
 
 
 def replicas_for(capacity: Capacity, rate_per_s: float) -> dict[str, Any]:
-    """The smallest number of replicas for a rate that is split evenly among them, each part arriving like the whole.
+    """The smallest number of replicas (of a fleet: of whole fleets) for a rate that is split evenly among them.
 
+    Each part is taken to arrive like the whole.
     Raises ScenarioError for closed loops, whose rate is not given.
     """
     if capacity.load.variable != "rate_per_s":
@@ -67,8 +68,19 @@ def replicas_for(capacity: Capacity, rate_per_s: float) -> dict[str, Any]:
     boundary = capacity.boundary
     least, most = _ceil(rate_per_s / boundary.high), _ceil(rate_per_s / max(boundary.low, 1e-12))
     replicas = _ceil(rate_per_s / boundary.value)
-    gpus = replicas * capacity.scenario.hardware.tensor_parallel
+    gpus = replicas * num_gpus(capacity.scenario)
     return {"rate_per_s": rate_per_s, "replicas": replicas, "ci_low": least, "ci_high": most, "gpus": gpus}
+
+
+def num_gpus(scenario: Scenario) -> int:
+    """GPUs of the scenario, those of all replicas of a fleet."""
+    own, fleet = scenario.hardware.tensor_parallel, scenario.fleet
+    if fleet is None:
+        return own
+    total = own * fleet.replicas
+    for group in fleet.others:
+        total += int((group.hardware or {}).get("tensor_parallel", own)) * group.replicas
+    return total
 
 
 def economy(capacity: Capacity) -> dict[str, float | None]:
@@ -81,7 +93,7 @@ def economy(capacity: Capacity) -> dict[str, float | None]:
         per_s = capacity.boundary.value * output / num_requests
     else:
         per_s = output / sum(one.duration_s for one in seen)
-    per_gpu_s = per_s / hardware.tensor_parallel
+    per_gpu_s = per_s / num_gpus(capacity.scenario)
     price = hardware.price_per_gpu_hour
     return {
         "output_tokens_per_s": per_s,
@@ -183,7 +195,7 @@ def _notes(capacity: Capacity) -> list[str]:
 
 def _verdict(capacity: Capacity, found: list[Change], rate_per_s: float | None) -> str:
     boundary, load = capacity.boundary, capacity.load
-    limit = "longer waits would never end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
+    limit = "beyond it waits grow without end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
     text = (
         f"{boundary.value:.3g} {load.unit} ({boundary.level:.0%} CI {boundary.low:.3g} to {boundary.high:.3g}): {limit}"
     )

@@ -190,6 +190,7 @@ def _targets(slo: Mapping[str, float], place: str, class_name: str | None) -> li
 
 def _tally(target: Target, results: Results, measured: Bools) -> Tally:
     if target.name == STABILITY:
+        # Of the whole run: an overloaded one does not settle, and half of it says half as much about its growth.
         growth = wait_growth(results.tables.requests, results.run_window.end_ns)
         slope = growth.slope if growth else 0.0
         return Tally(slope, 1, slope)

@@ -41,7 +41,7 @@ class CapacityComparison:
         if self.baseline is None:
             return {}
         base = self.capacities[self.baseline]
-        return {name: _ratio(one, base) for name, one in self.capacities.items() if one is not base}
+        return {name: ratio_of(one, base) for name, one in self.capacities.items() if one is not base}
 
     @cached_property
     def verdict(self) -> str:
@@ -96,8 +96,7 @@ def compare_capacities(*scenarios: Scenario, **options: Any) -> CapacityComparis
             if not error.place.startswith(f"{scenario.place}: slo"):
                 raise
             missing[name] = f"{error.found} ({error.valid})" if error.valid else error.found
-    most = max((capacity.num_replications for capacity in capacities.values()), default=0)
-    level = {name: capacity.extended(most) for name, capacity in capacities.items()}
+    level = with_equal_replications(capacities)
     same = all(describe_same_traffic(base, scenario) for scenario in variants.values())
     return CapacityComparison(level, missing, same)
 
@@ -106,7 +105,14 @@ def _slos(scenario: Scenario) -> tuple[Mapping[str, float], list[tuple[str, Mapp
     return scenario.slo, [(entry.name, entry.slo) for entry in scenario.traffic]
 
 
-def _ratio(ours: Capacity, theirs: Capacity) -> Interval:
+def with_equal_replications(capacities: Mapping[str, Capacity]) -> dict[str, Capacity]:
+    """The same ones, all from as many replications as the one that has most, so that they can be paired."""
+    most = max((capacity.num_replications for capacity in capacities.values()), default=0)
+    return {name: capacity.extended(most) for name, capacity in capacities.items()}
+
+
+def ratio_of(ours: Capacity, theirs: Capacity) -> Interval:
+    """One capacity over another, with a paired interval; both have equally many replications."""
     log = paired_difference(ours.crossing.log_loads, theirs.crossing.log_loads, ours.crossing.interval.level)
     value = ours.crossing.interval.value / theirs.crossing.interval.value
     return Interval(value, float(np.exp(log.low)), float(np.exp(log.high)), log.level)

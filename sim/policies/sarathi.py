@@ -74,7 +74,10 @@ class SarathiOrcaOptions(SarathiBaseOptions):
     """What its Orca baseline can be told."""
 
     policy: Literal["sarathi-orca"] = Field(description="Sarathi-Serve's Orca baseline: whole prompts beside decodes")
-    kv_admission: ReservationKind = "max_model_len"
+    kv_admission: ReservationKind = Field(
+        default="max_model_len",
+        description="KV that must be free for an admission: prompt, max_tokens or max_model_len",
+    )
 
 
 class SarathiFasterTransformerOptions(SarathiBaseOptions):
@@ -83,7 +86,10 @@ class SarathiFasterTransformerOptions(SarathiBaseOptions):
     policy: Literal["sarathi-faster-transformer"] = Field(
         description="Sarathi-Serve's FasterTransformer baseline: nobody joins a batch until all of it is done"
     )
-    kv_admission: ReservationKind = "max_model_len"
+    kv_admission: ReservationKind = Field(
+        default="max_model_len",
+        description="KV that must be free for an admission: prompt, max_tokens or max_model_len",
+    )
 
     def largest_pass(self, longest: int) -> tuple[int, int]:
         return longest, self.max_num_seqs

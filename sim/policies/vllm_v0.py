@@ -100,6 +100,12 @@ class VllmV0(GridPolicy):
         assert isinstance(options, VllmV0Options)
         _refuse_contradictions(options)
         is_chunked, budget = options.chunks(limits.max_model_len), options.budget(limits.max_model_len)
+        if is_chunked and options.enable_prefix_caching and budget % limits.block_size:
+            raise ScenarioError(
+                "engine.max_num_batched_tokens",
+                f"{budget} is no multiple of block_size {limits.block_size}",
+                valid="chunked prefill with prefix caching needs one",
+            )
         own: dict[str, object] = {}
         if options.preemption_mode:
             own["pressure"] = options.preemption_mode
@@ -130,6 +136,11 @@ class VllmV0(GridPolicy):
         return self.never_admitted(head)
 
     # ------------------------------------------------------------------ prefix caching
+
+    def cut(self, left: int, budget: int) -> int:
+        if self._cache is None or left <= budget:
+            return min(left, budget)
+        return budget - budget % self._block_size
 
     def plan(self, now_ns: int) -> GridStep:
         step = super().plan(now_ns)
@@ -218,21 +229,32 @@ class QueueOrderWithinBudget(Composition):
     order = "queue order within the budget, then returns, then new prefills"
 
     def fill(self, engine: Phases, draft: Draft) -> None:
+        if not self._fill_undisturbed(engine, draft):
+            self._fill_one_by_one(engine, draft)
+
+    def _fill_undisturbed(self, engine: Phases, draft: Draft) -> bool:
+        """A step that has tokens and blocks for all who run. False, and nothing changed, where it might not."""
+        members, budget = engine.members, engine.config.token_budget
+        lefts = [engine.tokens_left(r) for r in members.prefilling]
+        num_before_last = members.num_decoding + sum(lefts[:-1])
+        is_cut = members.num_decoding + sum(lefts) > budget
+        has_last_no_tokens = bool(lefts) and engine.cut(lefts[-1], budget - num_before_last) <= 0
+        if num_before_last > budget or has_last_no_tokens or (is_cut and not members.prefill_stands_last):
+            return False
+        if engine.num_swapped or not engine.decode_all(draft):
+            return False
+        prefilling = list(members.prefilling)
+        for request, left in zip(prefilling, lefts, strict=True):
+            engine.prefill(request, engine.cut(left, engine.budget_left(draft, 0)), draft)
+        members.move_to_end(prefilling)
+        running_chunks, draft.chunks = draft.chunks, []
+        engine.admit(draft, num_running=0)
+        draft.chunks += running_chunks
+        return True
+
+    def _fill_one_by_one(self, engine: Phases, draft: Draft) -> None:
         rest = deque(engine.members)
-        decodes: list[Request] = []
-        prefills: list[Request] = []
-        while rest:
-            request = rest[0]
-            num_tokens = min(engine.tokens_left(request), engine.budget_left(draft, 0))
-            if num_tokens <= 0:
-                break
-            rest.popleft()
-            if request.policy_state.is_decoding:
-                if engine.decode_one(request, rest, draft):
-                    decodes.append(request)
-            elif _fills_its_blocks(engine, request) or engine.make_room(request, rest, draft):
-                engine.prefill(request, num_tokens, draft)
-                prefills.append(request)
+        decodes, prefills = self._walk(engine, rest, draft)
         for request in rest:
             if request.policy_state.is_decoding:
                 engine.members.leave_out(request, draft)
@@ -245,6 +267,24 @@ class QueueOrderWithinBudget(Composition):
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
         engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
+
+    def _walk(self, engine: Phases, rest: deque[Request], draft: Draft) -> tuple[list[Request], list[Request]]:
+        """Serve those who run from the front of `rest`; who is left there was left out. Returns decodes, prefills."""
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        while rest:
+            request = rest[0]
+            num_tokens = engine.cut(engine.tokens_left(request), engine.budget_left(draft, 0))
+            if num_tokens <= 0:
+                break
+            rest.popleft()
+            if request.policy_state.is_decoding:
+                if engine.decode_one(request, rest, draft):
+                    decodes.append(request)
+            elif _fills_its_blocks(engine, request) or engine.make_room(request, rest, draft):
+                engine.prefill(request, num_tokens, draft)
+                prefills.append(request)
+        return decodes, prefills
 
     def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
         if not engine.num_swapped:

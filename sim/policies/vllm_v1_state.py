@@ -102,6 +102,7 @@ class Plan(V1Step):
         self.rows, self.chunks = {}, []
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []
+        self.dropped = ()
 
     def describe(
         self,

@@ -243,6 +243,7 @@ class Vtc(Policy):
             return [], BlockedBy.SLOTS if self._num_waiting else BlockedBy.NOTHING
         queue.begin_admission(now_ns)
         courses = sorted((self._course(r) for r in self._running), key=_still_to_come)
+        most_tokens = sum(map(sum, courses))
         clients = {r.class_index for r in self._running}
         admitted: list[Request] = []
         num_tokens = 0
@@ -250,10 +251,12 @@ class Vtc(Policy):
             if request.status is Status.OVER:
                 queue.remove(request)
                 continue
-            insort(courses, self._course(request), key=_still_to_come)
+            course = self._course(request)
+            insort(courses, course, key=_still_to_come)
+            most_tokens += sum(course)
             clients.add(request.class_index)
             num_tokens += request.prompt_tokens
-            lacks = self._lack(courses, len(clients), num_tokens)
+            lacks = self._lack(courses, len(clients), num_tokens, most_tokens)
             if lacks is not BlockedBy.NOTHING:
                 queue.refused(request)
                 return admitted, lacks
@@ -262,11 +265,16 @@ class Vtc(Policy):
             admitted.append(request)
         return admitted, self._pause()
 
-    def _lack(self, courses: Sequence[Course], num_clients: int, num_tokens: int) -> BlockedBy:
-        """What these requests, running and new, would lack; `num_tokens`: prompts of the new ones."""
+    def _lack(self, courses: Sequence[Course], num_clients: int, num_tokens: int, most_tokens: int) -> BlockedBy:
+        """What these requests, running and new, would lack.
+
+        `num_tokens`: prompts of the new ones; `most_tokens`: what all would hold if all came to their ends at once,
+        which is never less than the peak.
+        """
         if len(courses) > self._options.running_max_req_size:
             return BlockedBy.SLOTS
-        if _future_peak(courses) >= self._places(num_clients):
+        places = self._places(num_clients)
+        if most_tokens >= places and _future_peak(courses) >= places:
             return BlockedBy.KV
         return BlockedBy.BUDGET if num_tokens > self._options.batch_max_tokens else BlockedBy.NOTHING
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from sim.gpu import gpus
 from sim.model import models
 from sim.policies.base import POLICIES, EngineOptions, Policy
@@ -80,7 +82,17 @@ def engine_option_rows() -> list[dict[str, Any]]:
 def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | None = None) -> list[dict[str, Any]]:
     known = beyond.model_fields if beyond else ()
     return [
-        {"option": name, "default": field.default, "meaning": field.description}
+        {"option": name, "default": _default(field), "meaning": field.description}
         for name, field in options.model_fields.items()
         if name not in known
     ]
+
+
+def _default(field: FieldInfo) -> Any:
+    """What an option is if nothing is said: for options of their own their kind, for an empty list nothing."""
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default)) or None
+    return getattr(default, "kind", default)

@@ -60,6 +60,25 @@ def replicated_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"note: the tails are not known to {said['precision']:.1%} after so many", style="bold")
 
 
+def tune_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Every setting at the scenario's capacity, the knee, the stresses; the recommendation at the end."""
+    yield Text(f"{said['name']}, at {number(said['load'])} {said['unit']}", style="bold")
+    targets = list(said["settings"][0]["values"])
+    table = _table("token\nbudget", "seqs", *targets, "")
+    for row in said["settings"]:
+        pair = {key: row[key] for key in said["own"]}
+        marks = ["yours"] * (pair == said["own"]) + ["best"] * (pair == said["recommended"])
+        marks += ["efficient"] * row["is_efficient"]
+        table.add_row(*map(str, pair.values()), *(number(row["values"][name]) for name in targets), ", ".join(marks))
+    yield table
+    yield Text(f"knee of {said['knee']['target']}: {number(said['knee']['at'])} {said['unit']}")
+    for name, (own, tuned) in said["stress"].items():
+        reached = ", ".join(f"{target} {number(own[target])} -> {number(tuned[target])}" for target in targets)
+        yield Text(f"{name}, yours -> recommended: {reached}")
+    settings = ", ".join(f"{key} {value}" for key, value in said["recommended"].items())
+    yield Text(f"{settings}: {said['reason']}.", style="bold")
+
+
 def sweep_report(rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[RenderableType]:
     """A row per point: its values and the main figures; errors below."""
     yield Text(title, style="bold")

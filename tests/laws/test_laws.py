@@ -18,6 +18,10 @@ from sim.clock import NS_PER_MS, Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
+from sim.metrics.causes import Causes
+from sim.metrics.latency import request_latencies
+from sim.metrics.shares import work_shares
+from sim.metrics.tokens import TokenTimes
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
@@ -140,6 +144,31 @@ VARIANTS = {
     "vllm-v1": {
         "async": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
         "sync": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "async_scheduling": False},
+        "swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+            "preemption": "swap",
+        },
+        "pause": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "pause",
+        },
+        "reject": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "reject",
+        },
+        "fair, every third step": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "queue_order": {"kind": "vtc"},
+            "prefill_pacing": {"kind": "every_n_steps", "n": 3},
+        },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
@@ -245,6 +274,13 @@ TRAFFIC = {
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), pools=(ClientPool(max_connections=3),)
     ),
     "leaves after a time": traffic_of(arrival_ns=poisson(), cancel_after_ns=patience_ns()),
+    "two clients": traffic_of(
+        class_names=("all", "other"),
+        pools=(ClientPool(), ClientPool()),
+        class_index=np.random.default_rng(7).integers(0, 2, NUM_REQUESTS),
+        arrival_ns=poisson(),
+        cancel_after_ns=patience_ns(),
+    ),
     "leaves at a deadline": traffic_of(
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), leaves_at_deadline=np.ones(NUM_REQUESTS, dtype=np.bool_)
     ),
@@ -401,6 +437,23 @@ def test_causes_come_before_effects(case, pool, traffic):
         assert np.array_equal(happened, requests[f"{mark}_ns"] != NEVER)
         at = requests[f"{mark}_iteration"][happened]
         assert np.array_equal(iterations[edge][at], requests[f"{mark}_ns"][happened])
+
+
+@everywhere
+def test_the_causes_of_every_latency_add_up_to_it(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    tables, streams = run.tables, run.policy.streams_answers
+    causes = Causes(tables, work_shares(tables, Linear(COST)))
+    latency = request_latencies(tables.requests, int(tables.iterations["end_ns"].max()), streams)["ttft"]
+    rows = np.flatnonzero(latency.is_known)
+    tokens = TokenTimes(tables)
+    gaps = tokens.gaps(np.ones(len(run.rows), dtype=np.bool_))
+    for whole_ns, parts in (
+        (latency.values_ns[rows], causes.ttft(rows, streams)),
+        (gaps.values_ns, causes.itl(gaps, tokens)),
+    ):
+        assert np.array_equal(sum(parts.values(), np.zeros_like(whole_ns)), whole_ns)
+        assert all(part_ns.min() >= 0 for part_ns in parts.values())
 
 
 @everywhere

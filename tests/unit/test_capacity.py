@@ -175,3 +175,9 @@ def test_a_percentile_is_judged_by_the_share_beyond_its_limit():
     assert target.score([Tally(4, 100, 9.0)]) == pytest.approx(math.log(4))
     assert target.score([Tally(0, 0, None)]) == math.log(0.01)
     assert Target("goodput", 0.9).score([Tally(20, 100, 0.8)]) == pytest.approx(math.log(2))
+
+
+def test_a_target_that_is_never_near_its_limit_leaves_the_crossing_finite():
+    target = targets_of(queue(1, {"mean_ttft_ms": 10.0}), has_stability=False)
+    observations = [[observation(Tally(0, 0, None)) for _ in range(3)] for _ in range(2)]
+    assert crossing(target, [100, 110], observations).interval.value == pytest.approx(110 * 1.1)

@@ -74,8 +74,8 @@ def test_the_predicted_time_is_what_is_ahead_at_the_recent_pace():
     first = Request(0, 100, 1)
     assert reception.predicted_ttft_ns(first) is None
     assert reception.reason_to_refuse(first, 0) is None
-    reception.observe(step_with([first]), 0, 20 * NS_PER_MS)
-    reception.observe_busy(20 * NS_PER_MS, 30 * NS_PER_MS)
+    reception.observe(step_with([first]), 5 * NS_PER_MS, 25 * NS_PER_MS)
+    reception.observe_busy(25 * NS_PER_MS, 35 * NS_PER_MS)
     second = Request(1, 100, 1)
     assert reception.reason_to_refuse(second, 0) is None
     reception.observe(step_with([second]), 90 * NS_PER_MS, 110 * NS_PER_MS)  # idle time before it is no pace

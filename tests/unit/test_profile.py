@@ -1,6 +1,8 @@
 """Profiling and serving for real on the CPU: what is done, counted and kept; nothing about how long it takes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +217,7 @@ def test_verify_serves_every_planned_iteration_and_reports_all_metrics(scenario:
     assert all(row.half_width is not None and len(row.measured) == 2 for row in report.rows)
     assert len({executed.output_tokens for executed in report.executed}) == 1
     assert report.executed[0].output_tokens == report.executed[0].sampled_tokens
+    assert all(executed.drift is not None and executed.drift > -1 for executed in report.executed)
     assert report.artifact.host_us + report.artifact.host_us_per_request > 0
     saved = json.loads((out / "report.json").read_text())
     assert saved == json.loads(json.dumps(report.to_dict()))
@@ -232,6 +235,7 @@ def test_verify_serves_every_planned_iteration_and_reports_all_metrics(scenario:
     )
     assert again.artifact == report.artifact
     assert again.rows[0].half_width is None
+    assert again.executed[0].drift is None
 
 
 def served(scenario: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Callable[..., None]) -> None:
@@ -317,3 +321,10 @@ def test_one_command_makes_an_artifact_and_its_report_and_goes_on_where_it_was(
     assert "makespan, s" in report
     assert report in shown
     assert make_artifact([*arguments, "--device", "cuda"]) == 2 or torch.cuda.is_available()
+
+
+def test_the_one_command_needs_nothing_of_the_command_line():
+    code = "import sys, calibration.device_artifact, calibration.verify, sim.build, sim.results, calibration.fit"
+    code += "; print(*{'typer', 'rich', 'matplotlib', 'joblib'}.intersection(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from sim.errors import ScenarioError
+from sim.policies.base import POLICIES
 from sim.scenario import Scenario, load_scenario, parse_scenario
 
 BASE = {
@@ -67,7 +68,7 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
         (
             "engine.policy",
             "vlm-v1",
-            "engine.policy: unknown policy 'vlm-v1'; known: vllm-v1, orca, static. Did you mean 'vllm-v1'?",
+            f"engine.policy: unknown policy 'vlm-v1'; known: {', '.join(POLICIES)}. Did you mean 'vllm-v1'?",
         ),
         ("engine.max_num_seq", 3, "engine.max_num_seq: unknown key. Did you mean 'max_num_seqs'?"),
         (
@@ -210,8 +211,8 @@ def test_every_mistake_has_a_line():
     assert error_of(data).splitlines() == [
         "x.yaml: seed: expected a whole number, got 'x' (seed of every random stream).",
         "x.yaml: engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once).",
-        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, scale, run, "
-        "slo, compare, sweep. Did you mean 'model'?",
+        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, fleet, "
+        "scale, run, slo, compare, sweep. Did you mean 'model'?",
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from sim.batch import RunningBatch
 from sim.policies.grid.draft import Draft, GridState, GridStep
@@ -55,6 +56,8 @@ class Members:
     @property
     def live_tokens(self) -> int:
         """Tokens that they have in KV."""
+        if not self.prefilling and not self.idle and len(self.lanes) == 1:
+            return self.lanes[0].context_sum
         apart = [r.num_computed_tokens for r in self.prefilling] + [r.num_computed_tokens for r in self.idle]
         return sum(apart) + sum([batch.context_sum for batch in self.lanes])
 
@@ -67,6 +70,11 @@ class Members:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)
         self._queue.advance(num_ticks)
+
+    @property
+    def prefill_stands_last(self) -> bool:
+        """Whether those who are not through their prefill stand behind all others."""
+        return all(request in self.prefilling for request in islice(reversed(self._order), len(self.prefilling)))
 
     # ------------------------------------------------------------------ order
 

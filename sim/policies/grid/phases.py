@@ -46,6 +46,10 @@ class Phases(Policy):
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
+        self.reads_clock = self.pacing.reads_clock
+        prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
+        self._must_try_to_admit = prepares or not self.pacing.is_steady
+        """Whether an admission changes something although nobody waits."""
         self._swapped: deque[Request] = deque()
         self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
 
@@ -123,18 +127,24 @@ class Phases(Policy):
 
     def decode(self, draft: Draft) -> None:
         """Everybody who can decode does. Where blocks are short, victims make room, last ones first."""
+        if not self.decode_all(draft):
+            self._decode_one_by_one(draft)
+
+    def decode_all(self, draft: Draft) -> bool:
+        """Let all decode at once, where nobody can lack a block for it. False, and nothing changed, where one might."""
         batch = self.members.lanes[draft.lane]
-        if not self.members.idle and self.num_stages == 1:
-            growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
-            if len(growing) + self._reservation.needs_free_block <= self.kv.free_blocks or not batch:
-                for request in growing:
-                    self.kv.allocate(request, 1)
-                draft.num_new_blocks += len(growing)
-                self._publish(batch.at_context(self._block_size - 1))
-                draft.decodes = len(batch) > 0
-                draft.num_tokens += len(batch)
-                return
-        self._decode_one_by_one(draft)
+        if self.members.idle or self.num_stages > 1:
+            return False
+        growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
+        if batch and len(growing) + self.needs_free_block > self.kv.free_blocks:
+            return False
+        for request in growing:
+            self.kv.allocate(request, 1)
+        draft.num_new_blocks += len(growing)
+        self._publish(batch.at_context(self._block_size - 1))
+        draft.decodes = len(batch) > 0
+        draft.num_tokens += len(batch)
+        return True
 
     def _decode_one_by_one(self, draft: Draft) -> None:
         rest = deque(self.members)
@@ -185,7 +195,7 @@ class Phases(Policy):
         waiting_for_more = [r for r in self.members.prefilling if not self._is_in_flight(r)]
         for request in waiting_for_more:
             left = request.policy_state.num_to_prefill - request.num_computed_tokens
-            num_tokens = min(left, self.budget_left(draft, request.num_computed_tokens))
+            num_tokens = self.cut(left, self.budget_left(draft, request.num_computed_tokens))
             if num_tokens > 0:
                 self.prefill(request, num_tokens, draft)
         self.members.move_to_end(waiting_for_more)
@@ -250,6 +260,8 @@ class Phases(Policy):
 
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
+        if not (self.queue or self._must_try_to_admit):
+            return
         if num_running is None:
             num_running = len(self.members)
         self.queue.begin_admission(draft.now_ns)
@@ -295,7 +307,11 @@ class Phases(Policy):
         left = state.num_to_prefill - state.stale_tokens if is_stale else head.num_tokens
         if not self.config.chunked:
             return left
-        return min(left, self.budget_left(draft, state.stale_tokens if is_stale else 0))
+        return self.cut(left, self.budget_left(draft, state.stale_tokens if is_stale else 0))
+
+    def cut(self, left: int, budget: int) -> int:
+        """Tokens of a prefill that has so many left, within a budget. Pure."""
+        return min(left, budget)
 
     def budget_left(self, draft: Draft, num_done: int) -> int:
         """Tokens that a prefill of which `num_done` are done may still get in this step. Pure."""

@@ -102,12 +102,45 @@ def test_what_makes_no_sense_is_refused_with_the_reason(engine, key, reason):
     assert reason in message
 
 
-def test_each_way_out_of_memory_pressure_has_its_own_cost():
-    results = {name: run(scenario(preemption=name)) for name in ("recompute", "swap", "pause", "reject")}
+V1 = {"policy": "vllm-v1", "async_scheduling": False, "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "reason"),
+    [
+        (V1 | {"preemption": "swap", "enable_prefix_caching": True}, "engine.preemption", "shared blocks"),
+        (V1 | {"preemption": "pause", "async_scheduling": True}, "engine.preemption", "before the next one is planned"),
+        (
+            V1 | {"queue_order": {"kind": "vtc"}, "scheduling_policy": "priority"},
+            "engine.queue_order",
+            "contradicts scheduling_policy",
+        ),
+        (V1 | {"preemption": "swap", "num_cpu_blocks": 3}, "engine.num_cpu_blocks", "do not hold"),
+    ],
+)
+def test_what_makes_no_sense_on_vllm_v1(engine, key, reason):
+    message = refusal(**engine)
+    assert key in message
+    assert reason in message
+
+
+def test_vllm_v1_without_an_override_is_its_own_planner():
+    cls = POLICIES.load("vllm-v1")
+    limits = EngineLimits(max_model_len=2048, block_size=16, num_gpu_blocks=200)
+    assert type(cls.build(cls.Options(policy="vllm-v1"), limits)).__name__ == "VllmV1"
+    moved = cls.Options(policy="vllm-v1", queue_order={"kind": "vtc"})
+    assert type(cls.build(moved, limits)).__name__ == "VllmV1Axes"
+
+
+@pytest.mark.parametrize("engine", [{}, V1], ids=["vllm-v0", "vllm-v1"])
+def test_each_way_out_of_memory_pressure_has_its_own_cost(engine):
+    ways = ("recompute", "swap", "pause", "reject")
+    results = {name: run(scenario(**engine, preemption=name)) for name in ways}
     recomputed = {name: int(r.tables.requests["recomputed_tokens"].sum()) for name, r in results.items()}
     swapped = {name: int(r.tables.iterations["num_swapped_blocks"].sum()) for name, r in results.items()}
     rejected = {name: int((r.tables.requests["outcome"] == 2).sum()) for name, r in results.items()}
     assert recomputed["recompute"] > 0
+    assert recomputed["pause"] < recomputed["recompute"]
     assert recomputed["swap"] == recomputed["reject"] == 0
     assert swapped["swap"] > 0
     assert swapped["recompute"] == swapped["pause"] == swapped["reject"] == 0
