@@ -87,6 +87,12 @@ class Row(NamedTuple):
         return not self.figure.over or abs(low - 1) < CLOSE or (self.value > 1) == (low > 1)
 
     @property
+    def line(self) -> str:
+        """As in the document."""
+        printed = _shown(self.figure.printed)
+        return f"| {self.figure.name} | {printed} | {_shown(self.value)} | {self.ratio:.2f} | {self.verdict} |"
+
+    @property
     def verdict(self) -> str:
         """In words."""
         if self.is_close:
@@ -100,13 +106,15 @@ def entries() -> dict[str, Entry]:
     return {entry.scenario: entry for entry in TypeAdapter(list[Entry]).validate_python(data)}
 
 
-def rows(entry: Entry, num_requests: int | None = None) -> list[Row]:
-    """Run what an entry asks for; `num_requests` replaces the length of its runs."""
-    draws = [Runs(entry.scenario, num_requests, draw) for draw in range(entry.seeds)]
-    return [Row(figure, median([_value(runs, figure) for runs in draws])) for figure in entry.figures]
+def rows(entry: Entry) -> list[Row]:
+    """Run what an entry asks for."""
+    draws = [Runs(entry.scenario, draw) for draw in range(entry.seeds)]
+    return [Row(figure, median([value_of(runs, figure) for runs in draws])) for figure in entry.figures]
 
 
-def _value(runs: Runs, figure: Figure) -> float:
+def value_of(runs: Runs, figure: Figure) -> float:
+    """A figure by some runs."""
+
     def best(variants: Sequence[str]) -> float:
         return max(runs.value(variant, figure) for variant in variants)
 
@@ -116,13 +124,11 @@ def _value(runs: Runs, figure: Figure) -> float:
 class Runs:
     """The runs of one scenario and its variants, each made once; `base` is the scenario itself."""
 
-    def __init__(self, name: str, num_requests: int | None = None, draw: int = 0) -> None:
+    def __init__(self, name: str, draw: int = 0) -> None:
         """`draw`: which random numbers; 0: those of the scenario."""
         scenario = sim.load_scenario(FOLDER / f"{name}.yaml")
         self._variants = {"base": scenario, **scenario.variants()}
         self._always = {"seed": scenario.seed + draw}
-        if num_requests is not None:
-            self._always["run.num_requests"] = num_requests
         self._summary = cache(self._simulate)
         self._largest_load = cache(self._search)
 
@@ -210,12 +216,9 @@ def section(entry: Entry, rows: Sequence[Row], seconds: float) -> str:
         "",
         "| figure | printed | ours | ours / printed | |",
         "|---|---:|---:|---:|---|",
-        *[
-            f"| {row.figure.name} | {_shown(row.figure.printed)} | {row.value:.3g} | {row.ratio:.2f} | {row.verdict} |"
-            for row in rows
-        ],
+        *[row.line for row in rows],
         "",
-        f"Why they differ: {entry.differs.strip()}",
+        f"Why they differ: {' '.join(entry.differs.split())}",
     ]
     return "\n".join(lines)
 
@@ -228,8 +231,10 @@ def set_up(name: str) -> str:
     return " ".join(found[1].replace("\n#", " ").split())
 
 
-def _shown(printed: float | tuple[float, float]) -> str:
-    return f"{printed[0]:g} to {printed[1]:g}" if isinstance(printed, tuple) else f"{printed:g}"
+def _shown(value: float | tuple[float, float]) -> str:
+    if isinstance(value, tuple):
+        return f"{value[0]:g} to {value[1]:g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _timed(entry: Entry) -> tuple[Entry, list[Row], float]:
