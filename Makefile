@@ -10,7 +10,7 @@ SEEDS ?= 20000
 MINUTES ?= 8
 
 .NOTPARALLEL:
-.PHONY: help demo install install-dev test test-slow fuzz lint bench calibrate-gpu clean
+.PHONY: help demo install install-dev test test-slow fuzz lint bench papers calibrate-gpu clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -43,6 +43,9 @@ lint: $(VENV)/installed-dev ## formatting, lint, types and the import ladder
 
 bench: $(VENV)/installed ## time per iteration, beside a bare SimPy loop
 	$(BIN)/python benchmarks/bench.py
+
+papers: $(VENV)/installed ## reproduce figures that papers print, into docs/papers.md (a minute)
+	PYTHONPATH=. $(BIN)/python benchmarks/papers.py
 
 calibrate-gpu: ## profile, fit and verify Llama-3.1-8B on this machine's GPU with PYTHON's own torch (MINUTES=8)
 	PYTHONPATH=. $(PYTHON) -m calibration.device_artifact --device cuda --minutes $(MINUTES) --name llama31_8b

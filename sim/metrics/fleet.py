@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.metrics.summary import Iterations, KVUse, LimitsReport, ReplicaSummary
+from sim.metrics.summary import Iterations, KVSplit, KVUse, LimitsReport, ReplicaSummary
 from sim.record import Tables
 
 
@@ -23,6 +23,7 @@ def fleet_kv(replicas: Sequence[KVUse]) -> KVUse:
         mean_usage=None if replicas[0].mean_usage is None else sum(used_blocks) / max(usable_blocks, 1),
         mean_reserved_unused_tokens=_total([kv.mean_reserved_unused_tokens for kv in replicas]),
         reserved_unused_share=unused / sum(used_blocks) if any(used_blocks) else 0.0,
+        split=_fleet_split(replicas),
         num_preemptions=sum(kv.num_preemptions for kv in replicas),
         max_preemptions=max(kv.max_preemptions for kv in replicas),
         recomputed_tokens=recomputed,
@@ -30,6 +31,16 @@ def fleet_kv(replicas: Sequence[KVUse]) -> KVUse:
         recomputed_share=recomputed / max(prefill, 1),
         cached_prompt_tokens=sum(kv.cached_prompt_tokens for kv in replicas),
     )
+
+
+def _fleet_split(replicas: Sequence[KVUse]) -> KVSplit:
+    """Means over the pools by their size; a replica without iterations has no share in them."""
+    shares: dict[str, float | None] = {}
+    for name in KVSplit.model_fields:
+        known = [(value, kv.usable_blocks) for kv in replicas if (value := getattr(kv.split, name)) is not None]
+        num_blocks = sum(blocks for _, blocks in known)
+        shares[name] = sum(value * blocks for value, blocks in known) / num_blocks if num_blocks else None
+    return KVSplit(**shares)
 
 
 def fleet_iterations(merged: Iterations, replicas: Sequence[Iterations]) -> Iterations:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
 from sim.metrics.intervals import total_overlap
+from sim.metrics.kv_split import kv_split
 from sim.metrics.latency import waits
 from sim.metrics.occupancy import Spans
 from sim.metrics.summary import ActiveBucket, ClientQueue, Iterations, KVUse, Outcomes, Waste
@@ -77,6 +78,7 @@ def kv_load(tables: Tables, spans: Spans, num_blocks: int, usable_blocks: int, b
         mean_usage=_share(_time_mean(used, spans), max(usable_blocks, 1)),
         mean_reserved_unused_tokens=_time_mean(spare_tokens, spans),
         reserved_unused_share=_time_sum(spare_tokens, spans) / used_tokens if used_tokens else 0.0,
+        split=kv_split(tables, spans, usable_blocks, block_size),
         num_preemptions=int(requests["num_preemptions"].sum()),
         max_preemptions=int(requests["num_preemptions"].max(initial=0)),
         recomputed_tokens=recomputed,

@@ -87,6 +87,22 @@ class Outcomes(Options):
     unfinished: int = Field(description="the run ended first")
 
 
+class KVSplit(Options):
+    """Where the KV pool goes: shares of the usable blocks over the time of iterations; the rest is free, unasked for.
+
+    As in Kwon et al. 2023 (PagedAttention), figure 2, but that a stretch's rounding counts as internal.
+    """
+
+    token_share: float | None = Field(description="tokens in KV")
+    reserved_share: float | None = Field(description="held for tokens to come of the requests that hold it")
+    internal_fragmentation_share: float | None = Field(
+        description="held, and never to be filled: answers shorter than what was reserved, rounding"
+    )
+    external_fragmentation_share: float | None = Field(
+        description="free while the head of the queue waits for KV: too little of it, or in too small pieces"
+    )
+
+
 class KVUse(Options):
     """The KV pool. Usage is a share of the usable blocks; means are over time, idle time included."""
 
@@ -99,6 +115,7 @@ class KVUse(Options):
         description="what held blocks had room for beyond the tokens in them: reservations and rounding"
     )
     reserved_unused_share: float = Field(description="the same as a share of what held blocks had room for")
+    split: KVSplit
     num_preemptions: int
     max_preemptions: int = Field(description="most that one request was preempted")
     recomputed_tokens: int = Field(description="tokens whose KV preemptions threw away")

@@ -11,8 +11,10 @@ What else Triton's batcher has stands in other options: priority levels and time
 
 Padded compute makes the batch a rectangle: prompts are padded to the longest one, and finished members
 keep their row until the end. Rows are kept no longer than `max_model_len`. With early exit every row has
-its own length and those that finish drop out of the computation, but their KV stays reserved. In neither
-form is a place reused before the batch is over.
+its own length and those that finish drop out of the computation, but their KV stays reserved. With a shortest
+prompt, the first iteration computes so much of each prompt as the shortest one has, and the longer ones go on token
+by token beside those who already decode; finished members keep their row. In no form is a place reused before
+the batch is over.
 
 A client that leaves while its request waits takes it along. In a batch its request must stay: a padded row
 generates its answer to the end, for nobody; an early-exit row drops out of the computation with the next
@@ -20,8 +22,9 @@ results, as if it had met a stop condition, and keeps its KV until the end of th
 streaming, clients see no token before the end of the batch, so none leaves after n tokens.
 
 Sources: Triton Inference Server, `dynamic_batch_scheduler.cc` (`max_batch_size`,
-`max_queue_delay_microseconds`); FasterTransformer's GPT backend (padded, all answers together);
-Sarathi-Serve, `faster_transformer_scheduler.py` (early exit).
+`max_queue_delay_microseconds`); FasterTransformer's GPT backend (padded, all answers together); FasterTransformer as
+Yu et al. 2022 (Orca) describe and measure it in section 6.2 (shortest prompt); Sarathi-Serve,
+`faster_transformer_scheduler.py` (early exit).
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from sim.options import Count, NonNegative
 from sim.policies.base import About, Axes, EngineLimits
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
-from sim.step import BlockedBy, Finished, Step, StepShape
+from sim.step import BlockedBy, Chunk, Finished, Step, StepShape
 
 
 class StaticOptions(WholePromptOptions):
@@ -53,9 +56,10 @@ class StaticOptions(WholePromptOptions):
     preferred_batch_size: tuple[Count, ...] = Field(
         default=(), description="sizes that are sent without waiting for more; each at most max_batch_size"
     )
-    compute: Literal["padded", "early_exit"] = Field(
+    compute: Literal["padded", "early_exit", "shortest_prompt"] = Field(
         default="padded",
-        description="padded: prompts as long as the longest, finished rows still computed; early_exit: neither",
+        description="padded: prompts as long as the longest, finished rows still computed; early_exit: neither; "
+        "shortest_prompt: prompts beyond the shortest token by token, finished rows still computed",
     )
     release: Literal["at_batch_end", "streaming"] = Field(
         default="at_batch_end",
@@ -100,12 +104,15 @@ class StaticBatching(WholePromptPolicy):
     def __init__(self, options: StaticOptions, limits: EngineLimits) -> None:
         super().__init__(options, limits)
         self.streams_answers = options.release == "streaming"
-        self._is_padded = options.compute == "padded"
+        self._is_padded = options.compute != "early_exit"
+        self._has_shortest_prompt = options.compute == "shortest_prompt"
         self._preferred = frozenset(options.preferred_batch_size)
         self._max_queue_delay_ns = round(options.max_queue_delay_ms * NS_PER_MS)
         self._members: dict[Request, None] = {}
-        self._longest_prompt = 0
-        self._first_tick = 0
+        self._first_tokens = 0
+        """Tokens of each row in the batch's first step, where it is a rectangle."""
+        self._num_steps = 0
+        """Of the batch so far."""
         self._aborted: list[Request] = []
         """Members that drop out of the computation with the next results."""
         self._left: list[Request] = []
@@ -132,11 +139,11 @@ class StaticBatching(WholePromptPolicy):
             for request in finished:
                 request.status = Status.OVER
         for request in self._aborted:
-            if request in self._running and self._drop_from_batch(request):
+            if request in self._lane.running and self._drop_from_batch(request):
                 self._left.append(request)
         self._aborted.clear()
         released: list[Request] = []
-        if not self._running:
+        if not self._lane.running and not self._lane.prompting:
             released.extend(self._members)
             self._members.clear()
             self._left.clear()
@@ -167,20 +174,22 @@ class StaticBatching(WholePromptPolicy):
     def _decode(self) -> Step:
         left, self._left = self._left, []
         blocked_by = BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING
-        shape = self._rectangle() if self._is_padded else self._own_rows()
-        return self._step(shape, blocked_by, len(self._members), left=left)
+        context = min(self._first_tokens + self._num_steps, self._max_model_len)
+        self._num_steps += 1
+        chunks = [Chunk(r, 1, context, context + 1 == r.prompt_tokens) for r in self._lane.prompting]
+        shape = self._rectangle(context, len(chunks)) if self._is_padded else self._own_rows()
+        return self._step(shape, blocked_by, len(self._members), left=left, chunks=chunks)
 
-    def _rectangle(self) -> StepShape:
-        num_rows = len(self._members)
-        num_ticks = self._running.tick - self._first_tick
-        context = min(self._longest_prompt + num_ticks, self._max_model_len)
+    def _rectangle(self, context: int, num_prompting: int) -> StepShape:
+        num_decode = len(self._members) - num_prompting
         return StepShape(
-            num_decode=num_rows,
-            decode_context_sum=num_rows * context,
-            decode_context_sum_sq=num_rows * context * context,
-            decode_context_max=context,
-            num_sampled=num_rows,
-            num_padding_tokens=num_rows - len(self._running),
+            num_decode=num_decode,
+            decode_context_sum=num_decode * context,
+            decode_context_sum_sq=num_decode * context * context,
+            decode_context_max=context if num_decode else 0,
+            prefills=((1, context),) * num_prompting,
+            num_sampled=len(self._members),
+            num_padding_tokens=num_decode - len(self._lane.running),
         )
 
     def _form(self, now_ns: int) -> Step:
@@ -205,22 +214,25 @@ class StaticBatching(WholePromptPolicy):
 
     def _start(self, chosen: Sequence[Request], blocked_by: BlockedBy) -> Step:
         """Prefill a batch of these, who are out of the queue."""
-        self._longest_prompt = max(r.prompt_tokens for r in chosen)
-        self._first_tick = self._running.tick
-        longest_answer = max(r.max_tokens for r in chosen)
+        prompts = [r.prompt_tokens for r in chosen]
+        longest_prompt, longest_answer = max(prompts), max(self._kv.room_for_answer(r) for r in chosen)
         for request in chosen:
-            lengths = (request.prompt_tokens, request.max_tokens)
+            lengths = (request.prompt_tokens, self._kv.room_for_answer(request))
             if self._is_padded:
-                lengths = (self._longest_prompt, longest_answer)
+                lengths = (longest_prompt, longest_answer)
             self._members[request] = None
             self._seat(request, self._kv.blocks_to_reserve(*lengths))
-        shape = self._own_rows(chosen)
+        shape, chunks = self._own_rows(chosen), []
         if self._is_padded:
-            shape = shape._replace(
-                prefills=((self._longest_prompt, 0),) * len(chosen),
-                num_padding_tokens=self._longest_prompt * len(chosen) - shape.prefill_tokens,
-            )
-        return self._step(shape, blocked_by, len(chosen), chosen)
+            self._first_tokens = min(prompts) if self._has_shortest_prompt else longest_prompt
+            self._num_steps = 0
+            num_tokens = self._first_tokens * len(chosen)
+            num_padding = 0 if self._has_shortest_prompt else num_tokens - shape.prefill_tokens
+            shape = shape._replace(prefills=((self._first_tokens, 0),) * len(chosen), num_padding_tokens=num_padding)
+        if self._has_shortest_prompt:
+            first = self._first_tokens
+            chunks = [Chunk(r, first, 0, first == r.prompt_tokens) for r in chosen]
+        return self._step(shape, blocked_by, len(chosen), chosen, chunks=chunks)
 
     def _take_fitting(self, now_ns: int) -> tuple[list[Request], BlockedBy]:
         """The head of the queue that fits into an empty pool, taken out of it, and what the next one lacks."""
@@ -232,10 +244,10 @@ class StaticBatching(WholePromptPolicy):
                 return chosen, BlockedBy.SLOTS
             if self._is_padded:
                 longest_prompt = max(longest_prompt, request.prompt_tokens)
-                longest_answer = max(longest_answer, request.max_tokens)
+                longest_answer = max(longest_answer, self._kv.room_for_answer(request))
                 num_blocks = (len(chosen) + 1) * self._kv.blocks_to_reserve(longest_prompt, longest_answer)
             else:
-                num_blocks += self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
+                num_blocks += self._kv.blocks_to_reserve(request.prompt_tokens, self._kv.room_for_answer(request))
             if num_blocks > self._kv.usable_blocks:
                 self.queue.refused(request)
                 return chosen, BlockedBy.KV

@@ -39,6 +39,7 @@ VARIANTS = {
         "padded": {"max_batch_size": NUM_SLOTS},
         "early exit": {"max_batch_size": NUM_SLOTS, "compute": "early_exit"},
         "streaming": {"max_batch_size": NUM_SLOTS, "release": "streaming"},
+        "shortest prompt": {"max_batch_size": NUM_SLOTS, "compute": "shortest_prompt", "release": "streaming"},
         "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
         "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
         "no batching": {"max_batch_size": 1},
@@ -53,6 +54,9 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+        "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
+        "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
+        "true length, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "output_tokens", "allocator": "buddy"},
     },
     "sarathi": {
         "chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET},
@@ -458,7 +462,7 @@ def test_limits_are_never_exceeded(case, pool, traffic):
     iterations = run.tables.iterations
     num_slots = next((run.options[name] for name in SLOT_OPTIONS if name in run.options), 10**9)
     budget = run.options.get("max_num_batched_tokens", 10**9)
-    assert iterations["num_running"].max() <= num_slots
+    assert iterations["num_running"].max() <= num_slots * run.options.get("n_workers", 1)
     assert (iterations["num_decode"] + iterations["prefill_tokens"]).max() <= budget
     assert (iterations["num_decode"] + iterations["num_prefills"] <= iterations["num_running"]).all()
     assert iterations["used_blocks"].max() <= run.policy.usable_blocks

@@ -162,3 +162,45 @@ def test_empty_engine_plans_an_empty_step():
     assert step.is_empty
     assert step.blocked_by is BlockedBy.NOTHING
     assert policy.update(step) == ([], [], [])
+
+
+def test_two_workers_take_turns_and_a_request_stays_with_its_own():
+    # a and b are alone in their batches; c joins the batch of whoever is done first, d the one that is left.
+    policy = Orca.build(
+        OrcaOptions(policy="orca", max_batch_size=1, n_workers=2), EngineLimits(1000, block_size=1, num_gpu_blocks=1000)
+    )
+    core, log = EngineCore(policy), []
+    core.admit((), [Request(i, 4, n, id=name) for i, (name, n) in enumerate({"a": 3, "b": 1, "c": 2, "d": 1}.items())])
+    while core.num_in_flight or core.num_to_plan():
+        while core.num_to_plan():
+            step = core.plan(0)
+            policy.check_integrity()
+            log.append((step.lane, " ".join(f"{r.id}:{n}" for r, n in policy.batch(step)), step.num_running))
+        core.complete()
+    assert log == [
+        (0, "a:4", 1),
+        (1, "b:4", 2),
+        (0, "a:1", 2),
+        (1, "c:4", 2),
+        (0, "a:1", 2),
+        (1, "c:1", 2),
+        (0, "d:4", 2),
+        (1, "", 1),
+    ]
+    assert policy.free_blocks == policy.usable_blocks
+
+
+def test_a_client_that_leaves_is_found_in_its_batch():
+    policy = Orca.build(
+        OrcaOptions(policy="orca", max_batch_size=1, n_workers=2), EngineLimits(1000, block_size=1, num_gpu_blocks=1000)
+    )
+    core = EngineCore(policy)
+    first, second = Request(0, 4, 9), Request(1, 4, 9)
+    core.admit((), [first, second])
+    core.plan(0)
+    core.plan(0)
+    core.admit([first], ())
+    policy.check_integrity()
+    assert policy.running() == [second]
+    assert core.complete()[1].finished == []
+    assert core.plan(0).is_empty

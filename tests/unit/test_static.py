@@ -56,6 +56,38 @@ def test_second_group_starts_when_the_first_is_over(compute, idle_rows):
     ]
 
 
+def test_longer_prompts_go_on_token_by_token_beside_those_who_decode():
+    # a is done when b, three tokens longer, has not begun to answer; its row is computed on for nobody.
+    a, b = Request(0, 4, 2, id="a"), Request(1, 7, 3, id="b")
+    policy = make(max_batch_size=2, compute="shortest_prompt")
+    shapes = []
+    plan, policy.plan = policy.plan, lambda now_ns: shapes.append(plan(now_ns)) or shapes[-1]
+    assert run(policy, {0: [a, b]}) == [
+        ("a:4 b:4", 0, "NOTHING", "", ""),
+        ("a:1 b:1", 0, "NOTHING", "a", ""),
+        ("b:1", 1, "NOTHING", "", ""),
+        ("b:1", 1, "NOTHING", "", ""),
+        ("b:1", 1, "NOTHING", "", ""),
+        ("b:1", 1, "NOTHING", "b", "ab"),
+    ]
+    assert [(s.shape.num_decode, s.shape.decode_context_sum, s.shape.prefills, s.live_tokens) for s in shapes] == [
+        (0, 0, ((4, 0), (4, 0)), 8),
+        (1, 4, ((1, 4),), 10),
+        (1, 5, ((1, 5),), 6),
+        (1, 6, ((1, 6),), 7),
+        (2, 14, (), 8),
+        (2, 16, (), 9),
+    ]
+
+
+def test_equal_prompts_make_the_shortest_prompt_the_same_as_padding():
+    logs = [
+        run(make(max_batch_size=2, compute=compute), {0: [Request(0, 5, 4), Request(1, 5, 2)]})
+        for compute in ("padded", "shortest_prompt")
+    ]
+    assert logs[0] == logs[1]
+
+
 def test_batch_of_one_is_no_batching():
     requests = [Request(0, 4, 2), Request(1, 6, 1)]
     assert run(make(max_batch_size=1), {0: requests}) == [

@@ -101,6 +101,12 @@ def test_load_of_three_requests(three):
         "mean_usage": pytest.approx((70 + 36 + 54 + 5) / 45 / 10),
         "mean_reserved_unused_tokens": pytest.approx((used_tokens - live_tokens) / 45),
         "reserved_unused_share": pytest.approx((used_tokens - live_tokens) / used_tokens),
+        "split": {
+            "token_share": pytest.approx(live_tokens / 25 / 160),
+            "reserved_share": pytest.approx((3 * 10 + 4 * 4 + 2 * 6 + 1 * 5) / 25 / 160),
+            "internal_fragmentation_share": pytest.approx((9 * 10 + 19 * 4 + 19 * 6 + 7 * 5) / 25 / 160),
+            "external_fragmentation_share": 0,
+        },
         "num_preemptions": 0,
         "max_preemptions": 0,
         "recomputed_tokens": 0,
