@@ -206,9 +206,9 @@ needs, the scenario's header says what was taken instead.
 
 Of {num} figures {close} are met within 15 % (or lie in the printed range). {ratios} of them are ratios of two systems:
 {close_ratios} of these are met, and {signs} have the system ahead that the paper has ahead. Rows marked "explains" run
-otherwise than the paper says and are not counted. Ratios depend on the schedulers, which is what is simulated; rates and times depend on kernels and
-hosts of their year, which the `roofline` cost does not know: it has the efficiencies of kernels of 2025. Where an
-experiment says `linear`, its costs were measured by the paper's own authors."""
+otherwise than the paper says and are not counted. Ratios depend on the schedulers, which is what is simulated; rates
+and times depend on kernels and hosts of their year, which the `roofline` cost does not know: it has the efficiencies
+of kernels of 2025. Where an experiment says `linear`, its costs were measured by the paper's own authors."""
 
 
 def section(entry: Entry, rows: Sequence[Row], seconds: float) -> str:
