@@ -47,7 +47,7 @@ class Figure(Options):
     key: str = Field(default="", description="where the value stands in a summary; default: the load itself")
     under: dict[str, float] = Field(default={}, description="limits: the value at the largest load that keeps them")
     change: dict[str, Any] = Field(default={}, description="what to change in the scenario, by dotted key")
-    unit: str = ""
+    explains: bool = Field(default=False, description="run otherwise than the paper says, to explain: not counted")
 
 
 class Entry(Options):
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
     @property
     def has_sign(self) -> bool:
-        """Of a ratio: whether the same system is ahead, and of another figure always."""
+        """Whether the same system is ahead; asked of ratios only, and held by every other figure."""
         printed = self.figure.printed
         low = printed[0] if isinstance(printed, tuple) else printed
         return not self.figure.over or abs(low - 1) < CLOSE or (self.value > 1) == (low > 1)
@@ -95,8 +95,12 @@ class Row(NamedTuple):
     @property
     def verdict(self) -> str:
         """In words."""
+        if self.figure.explains:
+            return "explains"
         if self.is_close:
             return "within 15 %" if isinstance(self.figure.printed, float) else "in the range"
+        if not self.figure.over:
+            return "differs"
         return "same direction" if self.has_sign else "other direction"
 
 
@@ -178,13 +182,15 @@ def _at(summary: dict[str, Any], key: str) -> float:
 
 def document(made: Sequence[tuple[Entry, list[Row], float]]) -> str:
     """The content of docs/papers.md."""
-    all_rows = [row for _, rows, _ in made for row in rows]
-    num_close = sum(row.is_close for row in all_rows)
+    counted = [row for _, rows, _ in made for row in rows if not row.figure.explains]
+    ratios = [row for row in counted if row.figure.over]
     parts = [
         INTRODUCTION.format(
-            num=len(all_rows),
-            close=num_close,
-            signs=sum(row.has_sign for row in all_rows),
+            num=len(counted),
+            close=sum(row.is_close for row in counted),
+            ratios=len(ratios),
+            close_ratios=sum(row.is_close for row in ratios),
+            signs=sum(row.has_sign for row in ratios),
             minutes=sum(seconds for _, _, seconds in made) / 60,
         )
     ]
@@ -198,10 +204,11 @@ Written by `make papers` ({minutes:.0f} minutes of one core): the scenarios are 
 figures `scenarios/papers/printed.yaml`. Nothing is fitted to a printed figure. Where a paper does not say what a run
 needs, the scenario's header says what was taken instead.
 
-Of {num} figures {close} are met within 15 % (or lie in the printed range), and {signs} have the system ahead that the
-paper has ahead. Ratios depend on the schedulers, which is what is simulated; rates and times depend on kernels and
-hosts of their year, which the `roofline` cost does not know: it has the efficiencies of kernels of 2025. Where an
-experiment says `linear`, its costs were measured by the paper's own authors."""
+Of {num} figures {close} are met within 15 % (or lie in the printed range). {ratios} of them are ratios of two systems:
+{close_ratios} of these are met, and {signs} have the system ahead that the paper has ahead. Rows marked "explains" run
+otherwise than the paper says and are not counted. Ratios depend on the schedulers, which is what is simulated; rates
+and times depend on kernels and hosts of their year, which the `roofline` cost does not know: it has the efficiencies
+of kernels of 2025. Where an experiment says `linear`, its costs were measured by the paper's own authors."""
 
 
 def section(entry: Entry, rows: Sequence[Row], seconds: float) -> str:
