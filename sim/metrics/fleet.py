@@ -39,7 +39,7 @@ def _fleet_split(replicas: Sequence[KVUse]) -> KVSplit:
     for name in KVSplit.model_fields:
         known = [(value, kv.usable_blocks) for kv in replicas if (value := getattr(kv.split, name)) is not None]
         num_blocks = sum(blocks for _, blocks in known)
-        shares[name] = sum(value * blocks for value, blocks in known) / num_blocks if num_blocks else None
+        shares[name] = sum(value * (blocks / num_blocks) for value, blocks in known) if num_blocks else None
     return KVSplit(**shares)
 
 
