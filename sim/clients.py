@@ -35,17 +35,26 @@ class Clients:
         self._closed_rows: list[deque[int]] = [
             deque(reactions[traffic.class_index[reactions] == i].tolist()) for i in range(len(traffic.pools))
         ]
-        self._num_connected = [0] * len(traffic.pools)
-        self._held_back: list[deque[Request]] = [deque() for _ in traffic.pools]
+        self._limits = {
+            i: pool.max_connections for i, pool in enumerate(traffic.pools) if pool.max_connections is not None
+        }
+        """Classes with a connection limit. The others need not count."""
+        self._num_connected = dict.fromkeys(self._limits, 0)
+        self._held_back: dict[int, deque[Request]] = {i: deque() for i in self._limits}
+        self._impatient = set(np.unique(traffic.class_index[traffic.cancel_after_ns != NEVER]).tolist())
+        """Classes some of whose clients leave after a time."""
+        self._reacts = traffic.has_next_turn is not None or any(p.num_clients is not None for p in traffic.pools)
         self._live: dict[int, Request] = {}
+        self._arrival = clock.timer(Priority.ARRIVE)
         engine.on_release = self._on_release
-        engine.on_answer = self._disconnect
+        if self._limits or self._reacts:
+            engine.on_answer = self._disconnect
         engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
 
     def start(self) -> None:
         """Schedule the first arrivals."""
         if self._open_rows:
-            self._schedule_next_arrival()
+            self._schedule_arrival(self._traffic.request(self._open_rows.popleft()))
         for class_index, pool in enumerate(self._traffic.pools):
             for _ in range(min(pool.num_clients or 0, len(self._closed_rows[class_index]))):
                 self._think(class_index)
@@ -59,14 +68,20 @@ class Clients:
                 self._recorder.end(request, NEVER)
         self._live.clear()
 
-    def _schedule_next_arrival(self) -> None:
-        arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
-        self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
+    def _schedule_arrival(self, request: Request) -> None:
+        self._next_open = request
+        self._arrival.set(request.arrival_ns).callbacks.append(self._arrive_open)
 
     def _arrive_open(self, _: Event) -> None:
-        self._arrive(self._traffic.request(self._open_rows.popleft()))
-        if self._open_rows:
-            self._schedule_next_arrival()
+        """The next open-loop request arrives, and with it those behind it before whom nothing else happens."""
+        self._arrive(self._next_open)
+        rows, traffic, clock = self._open_rows, self._traffic, self._clock
+        while rows:
+            request = traffic.request(rows.popleft())
+            if not clock.advance_to(request.arrival_ns):
+                self._schedule_arrival(request)
+                return
+            self._arrive(request)
 
     def _think(self, class_index: int) -> None:
         """A closed-loop client takes its next request, if any is left, and sends it when it has thought."""
@@ -86,6 +101,17 @@ class Clients:
 
     def _arrive(self, request: Request) -> None:
         self._live[request.index] = request
+        class_index = request.class_index
+        if class_index in self._impatient:
+            self._limit_patience(request)
+        if class_index in self._limits:
+            if self._num_connected[class_index] >= self._limits[class_index]:
+                self._held_back[class_index].append(request)
+                return
+            self._num_connected[class_index] += 1
+        self._engine.submit(request)
+
+    def _limit_patience(self, request: Request) -> None:
         patience_ns = int(self._traffic.cancel_after_ns[request.index])
         if patience_ns != NEVER:
             late = bool(self._traffic.leaves_at_deadline[request.index])
@@ -93,15 +119,6 @@ class Clients:
             self._clock.call_at(
                 request.arrival_ns + patience_ns, Priority.CANCEL, lambda: self._leave(request, outcome)
             )
-        limit = self._traffic.pools[request.class_index].max_connections
-        if limit is not None and self._num_connected[request.class_index] >= limit:
-            self._held_back[request.class_index].append(request)
-        else:
-            self._send(request)
-
-    def _send(self, request: Request) -> None:
-        self._num_connected[request.class_index] += 1
-        self._engine.submit(request)
 
     def _leave(self, request: Request, outcome: Outcome) -> None:
         """A client gives up. Its connection is free at once; what the engine does about it is its own affair."""
@@ -125,11 +142,16 @@ class Clients:
             self._disconnect(request)
 
     def _disconnect(self, request: Request) -> None:
-        class_index = request.class_index
-        self._num_connected[class_index] -= 1
+        if request.class_index in self._limits:
+            self._pass_connection_on(request.class_index)
+        if self._reacts:
+            self._react(request)
+
+    def _pass_connection_on(self, class_index: int) -> None:
         if self._held_back[class_index]:
-            self._send(self._held_back[class_index].popleft())
-        self._react(request)
+            self._engine.submit(self._held_back[class_index].popleft())
+        else:
+            self._num_connected[class_index] -= 1
 
     def _react(self, request: Request) -> None:
         """A conversation goes on; a client whose conversation or single request is over begins the next one."""

@@ -78,7 +78,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """A request reaches the engine now. What could never run is refused at once."""
-        self.sync()
+        if self._foreseen is not None:
+            self.sync()
         request.queued_ns = self._clock.now_ns
         if self._core.policy.never_fits(request) is not None:
             request.status = Status.OVER
@@ -86,7 +87,8 @@ class Engine:
             self._end(request, NEVER)
             return
         self._arrivals.append(request)
-        self._wake()
+        if self._wakeup is not None:
+            self._wake()
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).
@@ -125,6 +127,7 @@ class Engine:
 
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device, env = self._clock, self._core, self._device, self._clock.env
+        step_end, next_plan = clock.timer(Priority.COMPLETE), clock.timer(Priority.PLAN)
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
@@ -134,25 +137,25 @@ class Engine:
                 if self._foreseen is not None:
                     self._settle(side="left")
             else:
-                now_ns = int(env.now)
+                now_ns = clock.now_ns
                 for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
-                if not device.num_computing:  # 2. nothing to compute: wait for work
+                if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
                     yield from self._rest()
                     continue
-                yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
+                yield step_end.set(device.oldest_end_ns)  # 3. the device works; the world queues up
             if self._cancels:
                 self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
-            if env.peek() <= env.now:  # somebody else is due at this very nanosecond
-                yield clock.at(clock.now_ns, Priority.PLAN)
+            if env.peek() <= clock.now_ns:  # somebody else is due at this very nanosecond
+                yield next_plan.set(clock.now_ns)
 
     def _foresee(self) -> Event | None:
         """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
         core, clock, device = self._core, self._clock, self._device
         if core.num_in_flight != core.depth - 1:
             return None
-        if device.last_had_prefills:
+        if device.last_shape.prefills:
             return None  # whoever completes its prefill decodes from the next step on
         max_steps = self._max_steps_undisturbed()
         run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
