@@ -25,7 +25,7 @@ from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
+from sim.step import NOTHING_ENDED, BlockedBy, Finished, SteadyRun, Step, StepShape
 
 Chunks = Sequence[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -104,7 +104,8 @@ class VllmV1(VllmV1Reference):
             state.num_in_flight_tokens += num_in_flight
             if self._is_async:
                 state.num_placeholders += num_in_flight
-            row = Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True)
+            row = Row(request, num_in_flight, state.epoch, is_chunk=False)
+            row.is_last = True
             self._last_step.rows = {**(self._last_step.rows or {}), request: row}
 
     # ------------------------------------------------------------------ steps that change nothing
@@ -349,7 +350,7 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the step
 
     def _finish_plan(self, plan: Plan) -> None:
-        batch, others, chunks = self._batch, self._others, plan.chunks
+        batch, others, rows = self._batch, self._others, plan.rows
         for request, _, _ in plan.admitted:
             others[request] = None
         if plan.preempted:
@@ -359,12 +360,12 @@ class VllmV1(VllmV1Reference):
             super()._finish_plan(plan)
             return
         prefills: list[tuple[int, int]] = []
-        for request, row in plan.rows.items():
-            num_tokens, context = row.num_tokens, request.num_computed_tokens
-            self._advance(row)
-            chunks.append(Chunk(request, num_tokens, context, row.samples))
-            prefills.append((num_tokens, context))
-            num_sampled += row.samples
+        if rows:
+            plan.chunks = chunks = list(rows.values())
+            for row in chunks:
+                self._advance(row)
+                prefills.append((row.num_tokens, row.context))
+                num_sampled += row.is_last
         self._count_executed(plan)
         context_sum, context_sum_sq, context_max = batch.context_sums()
         shape = StepShape(
@@ -374,7 +375,8 @@ class VllmV1(VllmV1Reference):
         live_tokens = context_sum + num_decode
         for request in others:
             live_tokens += request.num_computed_tokens
-        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, tick=batch.tick)
+        used_blocks = self.kv.usable_blocks - self.kv.free_blocks
+        plan.describe(shape, len(self._running), len(self._waiting), used_blocks, live_tokens, 0, batch.tick)
         self._last_step = plan
 
     def _decoders(self, lane: int) -> Iterable[Request]:
