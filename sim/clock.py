@@ -80,6 +80,11 @@ class Clock:
         """An event for one time after another, each in the given place of its nanosecond."""
         return Timer(self.env, priority)
 
+    def is_anybody_due(self) -> bool:
+        """Whether something else is scheduled for this very nanosecond."""
+        queue = self.env._queue
+        return bool(queue) and queue[0][0] <= self.env._now
+
     def advance_to(self, time_ns: int) -> bool:
         """Move on to a time (>= now) up to which nothing is scheduled. False, and nothing changed: something is."""
         queue = self.env._queue

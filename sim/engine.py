@@ -126,7 +126,7 @@ class Engine:
             self._settle(side="right")
 
     def _run(self) -> Generator[Event, None, None]:
-        clock, core, device, env = self._clock, self._core, self._device, self._clock.env
+        clock, core, device = self._clock, self._core, self._device
         step_end, next_plan = clock.timer(Priority.COMPLETE), clock.timer(Priority.PLAN)
         while True:
             if self._arrivals or self._cancels:
@@ -147,7 +147,7 @@ class Engine:
             if self._cancels:
                 self._admit_cancels()
             self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
-            if env.peek() <= clock.now_ns:  # somebody else is due at this very nanosecond
+            if clock.is_anybody_due():  # somebody else is due at this very nanosecond
                 yield next_plan.set(clock.now_ns)
 
     def _foresee(self) -> Event | None:

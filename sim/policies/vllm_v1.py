@@ -174,8 +174,6 @@ class VllmV1(VllmV1Reference):
         else:
             self.kv.take(sum(self._batch.num_growing(num_steps)))
             self._batch.advance(num_steps)
-            self._num_calls += num_steps
-            self._num_executed += num_steps
         self._num_updated_ticks = self._batch.tick
 
     def _unchanged_but_for(self) -> BlockedBy | None:
@@ -183,10 +181,11 @@ class VllmV1(VllmV1Reference):
         if self._others:
             return None
         batch = self._batch
-        budget = self._token_budget - batch.num_decode
-        if not batch.num_decode or budget < 0 or self._paces_prefill:
+        num_decode, tick = batch.num_decode, batch.tick
+        budget = self._token_budget - num_decode
+        if not num_decode or budget < 0 or self._paces_prefill or (self._is_async and tick in batch.due):
             return None
-        if len(batch.at_context(0)) > self.kv.free_blocks or (self._is_async and batch.tick in batch.due):
+        if len(batch.at_residue[tick % self._block_size]) > self.kv.free_blocks:
             return None
         if not self._waiting:
             return BlockedBy.NOTHING
@@ -203,16 +202,14 @@ class VllmV1(VllmV1Reference):
 
     def _advance_members(self) -> int:
         """One step that does nothing but let the members decode; their blocks fit. Returns how many they took."""
-        self._num_calls += 1
-        self._num_executed += 1
-        growing = self._batch.at_context(0)
-        num_new_blocks = len(growing)
-        if num_new_blocks:
+        batch = self._batch
+        growing = batch.at_residue[batch.tick % self._block_size]
+        if growing:
             self.kv.allocate_each(growing)
         if self._is_caching:
             self._publish_completed(self._completing())
-        self._batch.tick += 1
-        return num_new_blocks
+        batch.tick += 1
+        return len(growing)
 
     # ------------------------------------------------------------------ the running requests
 
@@ -227,7 +224,7 @@ class VllmV1(VllmV1Reference):
             super()._plan_running(plan)
             return
         completing = self._completing() if self._is_caching else ()
-        growing = batch.at_context(0)
+        growing = batch.at_residue[batch.tick % self._block_size]
         num_new_blocks = len(growing)
         for request, num_tokens in chunks:
             num_new_blocks += self._new_blocks(request, num_tokens)
