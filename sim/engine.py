@@ -33,11 +33,23 @@ class Foreseen(NamedTuple):
 
     run: SteadyRun
     times: SteadyTimes
+    num_steps: int
+    """How many of them are planned until something must be decided."""
     planned_ns: list[int]
     """When the first steps are planned; each further one when the step `len(planned_ns)` before it ends."""
     wakeup: Event
-    """At the end of the last step before whose end nothing must be decided."""
-    wakeup_ns: int
+    """When something must be decided."""
+
+    def planned_at_ns(self, index: int) -> int:
+        """When the step with this index is planned."""
+        depth = len(self.planned_ns)
+        return self.planned_ns[index] if index < depth else int(self.times.end_ns[index - depth])
+
+    def num_ended(self, now_ns: int, side: Literal["left", "right"]) -> int:
+        """Steps, with the one in flight before the run, that end before now (left) or not after it (right)."""
+        bisect = bisect_left if side == "left" else bisect_right
+        num_steps = self.num_steps - len(self.planned_ns)
+        return bisect(self.planned_ns, now_ns, 1) - 1 + bisect(self.times.end_ns, now_ns, 0, num_steps)
 
 
 class Engine:
@@ -79,7 +91,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """A request reaches the engine now. What could never run is refused at once."""
         if self._foreseen is not None:
-            self.sync()
+            self._cut_short(self._foreseen)
         request.queued_ns = self._clock.now_ns
         if self._core.policy.never_fits(request) is not None:
             request.status = Status.OVER
@@ -112,18 +124,16 @@ class Engine:
         A step that ends at this very nanosecond counts as running still, as it does for a cancellation.
         """
         foreseen = self._foreseen
-        if foreseen is None:
-            return
-        self._settle(side="left")
-        if self._device.oldest_end_ns < foreseen.wakeup_ns:
-            # The process waits for the end of the run: let it wait for the end of this step instead.
-            earlier = self._clock.at(self._device.oldest_end_ns, Priority.COMPLETE)
-            earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
+        if foreseen is not None:
+            self._cut_short(foreseen)
+            num_ended = foreseen.num_ended(self._clock.now_ns, "left")
+            self._settle(num_ended, num_ended + 1)
 
     def stop(self) -> None:
         """The clock will not go on: let all that was foreseen up to and including now happen."""
         if self._foreseen is not None:
-            self._settle(side="right")
+            num_ended = self._foreseen.num_ended(self._clock.now_ns, "right")
+            self._settle(num_ended, num_ended + 1)
 
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
@@ -134,8 +144,7 @@ class Engine:
             wakeup = self._foresee() if self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
-                if self._foreseen is not None:
-                    self._settle(side="left")
+                has_ended = self._settle_to_wakeup()
             else:
                 now_ns = clock.now_ns
                 for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
@@ -144,9 +153,11 @@ class Engine:
                     yield from self._rest()
                     continue
                 yield step_end.set(device.oldest_end_ns)  # 3. the device works; the world queues up
+                has_ended = False
             if self._cancels:
                 self._admit_cancels()
-            self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
+            if not has_ended:
+                self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if clock.is_anybody_due():  # somebody else is due at this very nanosecond
                 yield next_plan.set(clock.now_ns)
 
@@ -165,9 +176,9 @@ class Engine:
         planned_ns = [clock.now_ns]
         if core.num_in_flight:
             planned_ns.append(device.oldest_end_ns)
-        wakeup_ns = int(times.end_ns[-len(planned_ns)])
-        wakeup = clock.at(wakeup_ns, Priority.COMPLETE)
-        self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
+        num_steps = len(run.num_new_blocks)
+        wakeup = clock.at(int(times.end_ns[num_steps - len(planned_ns)]), Priority.COMPLETE)
+        self._foreseen = Foreseen(run, times, num_steps, planned_ns, wakeup)
         return wakeup
 
     def _max_steps_undisturbed(self) -> int:
@@ -177,27 +188,46 @@ class Engine:
             return MAX_STEADY_STEPS
         return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
 
-    def _settle(self, side: Literal["left", "right"]) -> None:
-        """Let foreseen steps happen whose end lies before now (left) or not after it (right).
+    def _cut_short(self, foreseen: Foreseen) -> None:
+        """Something came up: wake at the end of the step that runs now, and foresee no step that is planned then.
 
-        Afterwards as many steps are in flight as if each had been planned in its own time.
+        A step that ends at this very nanosecond counts as running.
+        """
+        num_steps = foreseen.num_ended(self._clock.now_ns, "left") + 1
+        if num_steps < foreseen.num_steps:
+            earlier = self._clock.at(foreseen.planned_at_ns(num_steps), Priority.COMPLETE)
+            earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
+            self._foreseen = foreseen._replace(num_steps=num_steps, wakeup=earlier)
+
+    def _settle_to_wakeup(self) -> bool:
+        """Let foreseen steps happen up to now, the time of their wakeup. Returns whether the one that ends now has.
+
+        Without a step planned ahead of it, it may end requests, and is left in flight.
+        """
+        foreseen = self._foreseen
+        if foreseen is None:
+            return False
+        is_planned_ahead = self._core.depth > 1
+        self._settle(foreseen.num_steps - (not is_planned_ahead), foreseen.num_steps)
+        return is_planned_ahead
+
+    def _settle(self, num_ended: int, num_planned: int) -> None:
+        """Let the first `num_ended` of the foreseen steps (see `Foreseen.num_ended`) happen.
+
+        Afterwards those are in flight that are among the first `num_planned` of the run and have not ended.
         """
         foreseen, self._foreseen = self._foreseen, None
-        assert isinstance(foreseen, Foreseen)
-        run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
-        depth = len(planned_ns)
-        bisect = bisect_left if side == "left" else bisect_right
-        num_ended = bisect(planned_ns, self._clock.now_ns, 1) - 1
-        num_ended += bisect(times.end_ns, self._clock.now_ns, 0, len(times.end_ns) - depth)
-        if depth > 1 and num_ended:
+        assert foreseen is not None
+        num_before = len(foreseen.planned_ns) - 1
+        if num_before and num_ended:
             self._complete_oldest()
-        first = max(0, num_ended - (depth - 1))
+        first = max(0, num_ended - num_before)
         if first:
-            self._recorder.record_steady(run, times, first)
+            self._recorder.record_steady(foreseen.run, foreseen.times, first)
             self._core.policy.advance_steady(first)
-            self._device.skip_to(int(times.end_ns[first - 1]))
-        for index in range(first, num_ended + 1):
-            now_ns = planned_ns[index] if index < depth else int(times.end_ns[index - depth])
+            self._device.skip_to(int(foreseen.times.end_ns[first - 1]))
+        for index in range(first, num_planned):
+            now_ns = foreseen.planned_at_ns(index)
             self._device.launch(self._core.plan(now_ns), now_ns)
 
     def _complete_oldest(self) -> bool:
