@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 SEEDS ?= 20000
+MINUTES ?= 8
 
 .NOTPARALLEL:
-.PHONY: help demo install install-dev test test-slow fuzz lint bench clean
+.PHONY: help demo install install-dev test test-slow fuzz lint bench calibrate-gpu clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -28,7 +29,7 @@ install-dev: $(VENV)/installed-dev ## the same with what tests and linters need
 test: $(VENV)/installed-dev ## all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-slow: $(VENV)/installed-dev ## tests that need a browser, a cluster, torch or minutes
+test-slow: $(VENV)/installed-calibration ## tests that need a browser, a cluster, torch or minutes
 	@$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; } # 5: there are none
 
 fuzz: $(VENV)/installed-dev ## compare the two vLLM V1 planners on many random lives (SEEDS=20000)
@@ -42,6 +43,9 @@ lint: $(VENV)/installed-dev ## formatting, lint, types and the import ladder
 
 bench: $(VENV)/installed ## time per iteration, beside a bare SimPy loop
 	$(BIN)/python benchmarks/bench.py
+
+calibrate-gpu: ## profile, fit and verify Llama-3.1-8B on this machine's GPU with PYTHON's own torch (MINUTES=8)
+	PYTHONPATH=. $(PYTHON) -m calibration.device_artifact --device cuda --minutes $(MINUTES) --name llama31_8b
 
 clean: ## remove .venv, caches and everything that was written
 	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -65,3 +69,8 @@ $(VENV)/installed-dev: $(VENV)/made $(PINS)
 	@echo "Installing servesim and what its tests need into $(VENV) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/installed $@
+
+$(VENV)/installed-calibration: $(VENV)/installed-dev
+	@echo "Installing torch into $(VENV) ..."
+	@$(PIP) --editable '.[calibration]'
+	@touch $@

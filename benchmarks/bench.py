@@ -1,6 +1,7 @@
 """What an iteration and a request cost, as ratios to a bare SimPy timeout measured in the same run.
 
     python benchmarks/bench.py                the table
+    python benchmarks/bench.py --prices       only what it costs to price an iteration from tables
     python benchmarks/bench.py --million      also one million requests (time, memory, Parquet apart)
 
 CPU time of this process, the best of several repeats; the unit is measured before and after each repeat,
@@ -22,12 +23,15 @@ from pathlib import Path
 import numpy as np
 import simpy
 
+from calibration.grids import term
 from sim.build import draw
 from sim.clients import Clients
 from sim.clock import Clock
 from sim.core import EngineCore
+from sim.cost.artifact import Artifact, Shape
 from sim.cost.base import Target
 from sim.cost.roofline import Roofline, RooflineOptions
+from sim.cost.table import Table
 from sim.engine import Engine
 from sim.gpu import load_gpu
 from sim.metrics.facts import RunFacts
@@ -42,6 +46,7 @@ from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.record import Recorder, Tables
 from sim.request import NEVER
 from sim.scenario import parse_scenario
+from sim.step import StepShape
 from sim.storage import save_run
 from sim.workload.base import ClientPool, Traffic
 
@@ -269,6 +274,96 @@ def bench_scenarios() -> None:
         )
 
 
+def table_artifact() -> Artifact:
+    """A made-up artifact of the size of a profile's, with every kind of term that prices look at."""
+    rows, batches = np.geomspace(1, 8192, 40), np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
+    contexts, chunks = np.geomspace(16, 16384, 11), np.geomspace(16, 8192, 10)
+
+    def grid(*axes: np.ndarray) -> list[np.ndarray]:
+        return np.meshgrid(*axes, indexing="ij")
+
+    n, c = grid(chunks, np.concatenate([[0.0], contexts]))
+    batch, context = grid(batches, contexts)
+    b, t, cached, mean = grid(batches, chunks[::3], np.concatenate([[0.0], contexts[::4]]), contexts[::2])
+    _, spread = grid(np.array([0.1, 0.9]), np.array([0.0, 8192.0]))
+    terms = [
+        *(term("tokens", f"product {i}", [rows], 20 + 0.2 * rows, 32) for i in range(7)),
+        *(term("sequences", f"head {i}", [batches], 300 + batches, 1) for i in range(2)),
+        term("decode_attention", "decode", [batches, contexts], 5 + 1e-3 * batch * context, 32),
+        term("prefill_attention", "prompt", [chunks, np.concatenate([[0.0], contexts])], 5 + 1e-5 * n * (c + n), 32),
+        term(
+            "mixed_attention",
+            "mixed",
+            [batches, chunks[::3], np.concatenate([[0.0], contexts[::4]]), contexts[::2]],
+            9 + 1e-3 * b * mean + 1e-5 * t * (cached + t),
+            32,
+        ),
+        *(
+            term(
+                kind,
+                kind,
+                [batches[[0, -1]], np.array([0.1, 0.9]), np.array([0.0, 8192.0])],
+                np.stack([1e-3 * spread] * 2),
+                32,
+            )
+            for kind in ("decode_skew", "mixed_skew")
+        ),
+    ]
+    return Artifact(
+        hardware="made up",
+        gpu=None,
+        model="llama-3.1-8b",
+        shape=Shape.of(load_model("llama-3.1-8b")),
+        dtype="bfloat16",
+        kv_dtype_bytes=2.0,
+        tensor_parallel=1,
+        measured_on="never",
+        versions={},
+        source="benchmarks/bench.py",
+        licence="none",
+        cuda_graph_sizes=[1, 2, 4, *range(8, 513, 8)],
+        terms=terms,
+        missing=[],
+        holdout_error={},
+    )
+
+
+def bench_prices() -> None:
+    """What it costs to price an iteration from tables of every kind of term, batch sizes being known already."""
+    cost = Table(table_artifact())
+    rng = np.random.default_rng(0)
+    batches, contexts = rng.integers(1, 257, 2000), rng.integers(20, 8000, 2000)
+    decodes = [
+        StepShape(n, n * c, n * c * c + n * 1000, c + 300, (), n)
+        for n, c in zip(batches.tolist(), contexts.tolist(), strict=True)
+    ]
+    chunks = [((int(tokens), 0), (64, 512)) for tokens in rng.integers(1, 4000, 2000)]
+    shapes = {
+        "decodes alone": decodes,
+        "with one prompt": [shape._replace(prefills=own[:1]) for shape, own in zip(decodes, chunks, strict=True)],
+        "with two prompts": [shape._replace(prefills=own) for shape, own in zip(decodes, chunks, strict=True)],
+    }
+    print("\nprice of an iteration from tables with all kinds of terms (unequal contexts)")
+    for title, own in shapes.items():
+        print(f"{title:>20}: {_us_each(lambda own=own: [cost.price(shape) for shape in own], len(own))}")
+    for num_steps in (8, 64, 1024):
+        run = _us_each(lambda num=num_steps: [cost.price_decode_run(shape, num) for shape in decodes[:200]], 200)
+        print(f"{f'{num_steps} decodes at once':>20}: {run} in all")
+
+
+def _us_each(call: Callable[[], object], num: int) -> str:
+    """The best of several repeats, µs and units; each after a call that looks everything up."""
+    best_s = units = float("inf")
+    for _ in range(REPEATS):
+        unit = unit_s(20_000)
+        call()
+        start = time.process_time()
+        call()
+        seconds = (time.process_time() - start) / num
+        best_s, units = min(best_s, seconds), min(units, seconds / unit)
+    return f"{best_s * 1e6:.2f} µs, {units:.2f} × timeout"
+
+
 def million() -> None:
     """One million requests at 0.98 of capacity with 256 seats, in a process of its own."""
     requests = poisson(1_000_000, 51.8)  # 0.98 of the 52.8 requests/s that this engine finishes when it is flooded
@@ -306,15 +401,20 @@ def million() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--million", action="store_true", help="also run one million requests")
+    parser.add_argument("--prices", action="store_true", help="only what prices cost")
     parser.add_argument("--only-million", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only_million:
         million()
         return
+    if arguments.prices:
+        bench_prices()
+        return
     print(f"bare SimPy timeout: {min(unit_s() for _ in range(5)) * 1e6:.2f} µs of CPU")
     bench_requests(bench_iterations())
     bench_pressure()
     bench_policies()
+    bench_prices()
     bench_scenarios()
     if arguments.million:
         print("\none million requests (256 seats):", flush=True)

@@ -24,7 +24,9 @@ from calibration import csv_table
 from calibration.importers.llmservingsim import Link, import_profile
 from calibration.models import bundled_name
 from sim.cost.artifact import Artifact
+from sim.cost.roofline import RooflineOptions
 from sim.errors import ArtifactError
+from sim.gpu import load_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,8 +116,9 @@ def check_accuracy(
 
     `trace` gives the prompts' blocks (JSONL with `hash_ids`, one for each full block, row i is request i) or
     only lengths (CSV). `model` names the model where it is not recognized; `overrides` change the scenario, as
-    `--set` does. Raises ArtifactError for files that are not those of one run, ScenarioError for settings that
-    cannot be simulated.
+    `--set` does. All-reduces go over the link that the run's `cluster_config.json` gives, or else the data sheet's
+    at the roofline's efficiency; the artifact names which. Raises ArtifactError for files that are not those of
+    one run, ScenarioError for settings that cannot be simulated.
     """
     if model is not None and Path(model).exists():
         model = str(Path(model).absolute())  # the scenario is not written here
@@ -123,7 +126,7 @@ def check_accuracy(
     engine = meta["engine_kwargs"]
     degree = tensor_parallel or int(engine.get("tensor_parallel_size") or 1)
     requests = csv_table.read(run / "requests.csv", ["input_toks", "output_toks", *_REQUEST_TIMES], [])
-    artifact = import_profile(profile, degree, model, _link(run) if degree > 1 else None)
+    artifact = _import(profile, degree, model, run)
     with tempfile.TemporaryDirectory() as folder:
         artifact.write(Path(folder) / "artifact.json")
         _write_trace(Path(folder) / "trace.jsonl", requests, _blocks(trace, requests, run), _block_tokens(meta))
@@ -199,8 +202,23 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
     }
 
 
+def _import(profile: Path, tensor_parallel: int, model: str | None, run: Path) -> Artifact:
+    """The profile's artifact, with a ring over the GPUs' link for the all-reduces that no profile has timed."""
+    if tensor_parallel == 1:
+        return import_profile(profile, 1, model)
+    link = _link(run)
+    if link is None:
+        artifact = import_profile(profile, tensor_parallel, model)
+        if artifact.gpu is None:
+            return artifact
+        rates = RooflineOptions()
+        rate = load_gpu(artifact.gpu).link_bytes_per_s * rates.allreduce_efficiency
+        link = Link(bytes_per_us=rate / 1e6, latency_us=rates.allreduce_latency_us)
+    return import_profile(profile, tensor_parallel, model, link)
+
+
 def _link(run: Path) -> Link | None:
-    """The link between the GPUs as the run's `cluster_config.json` gives it: GB/s and ns."""
+    """The link between the GPUs as the run's `cluster_config.json` gives it: GB/s and ns; None where it is absent."""
     path = run / "cluster_config.json"
     if not path.is_file():
         return None

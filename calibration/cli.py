@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from calibration import importing
+from calibration import device_cli, fitting, importing
+from sim.errors import ArtifactError
 
 app = typer.Typer(
     help="Make cost artifacts from measured kernels, and check predictions against measured runs.",
@@ -19,12 +21,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(device_cli.app)
+
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, help="GPUs that share the model")]
 Model = Annotated[str | None, typer.Option("--model", help="bundled name or config.json, if it is not recognized")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
 
 
 app.command("import")(importing.command)
+app.command()(fitting.fit)
+app.command()(fitting.check)
+app.command("fit-server")(fitting.fit_server)
 
 
 @app.command()
@@ -54,6 +61,8 @@ def show(
         typer.echo(f"{term.name}: {term.kind}, {term.calls} calls, {axes}{shown}")
         if term.note:
             typer.echo(f"  {term.note}")
+    for line in fitting.held_out_lines(artifact):
+        typer.echo(line)
     if artifact.host_us or artifact.host_us_per_request:
         typer.echo(f"host: {artifact.host_us:g} us an iteration and {artifact.host_us_per_request:g} us a request")
     for part in artifact.missing:
@@ -93,6 +102,61 @@ def accuracy(
         from sim.metrics.coverage import coverage_line
 
         typer.echo(f"times are from {coverage_line(report.cost)}")
+    for term in report.artifact.terms:
+        if term.is_communication:
+            typer.echo(f"{term.name}: {term.note}")
+
+
+@app.command()
+def points(
+    profile: Annotated[Path, typer.Option("--profile", help="folder of AIConfigurator's tables")],
+    table: Annotated[Path, typer.Option("--points", help="CSV of measured points: clients, lengths, TTFT, TPOT")],
+    backend: Annotated[str | None, typer.Option(help="only those of one engine")] = None,
+    precision: Annotated[str | None, typer.Option(help="only those that state this type of weights")] = None,
+    host_from: Annotated[Path | None, typer.Option(help="Vidur's CPU overheads, for the work of the host")] = None,
+    num_worst: Annotated[int, typer.Option("--worst", min=0, help="points with the largest errors to list")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Predict published closed-loop points and compare times and throughput, group by group."""
+    from dataclasses import asdict
+
+    from calibration.host import vllm_host_us
+    from calibration.serving_points import grouped, predict, read_points
+
+    wanted = [point for point in read_points(table, backend) if precision in (None, point.precision)]
+    if not wanted:
+        raise ArtifactError(str(table), f"has no points of {backend or 'any engine'}, {precision or 'any precision'}")
+    host_us = None if host_from is None else partial(vllm_host_us, host_from)
+    predictions = list(predict(profile, wanted, host_us))
+    groups = grouped(predictions)
+    worst = sorted(predictions, key=lambda one: -abs(one.tpot_error))[:num_worst]
+    if as_json:
+        content = {"groups": [asdict(group) for group in groups], "points": [one.to_dict() for one in predictions]}
+        typer.echo(json.dumps(content, indent=2, allow_nan=False))
+        return
+    typer.echo(f"{'median absolute error':46}{'points':>7}{'TPOT':>9}{'TTFT':>9}{'tokens/s':>9}   rank TPOT, tokens/s")
+    for group in groups:
+        ranks = ", ".join("-" if rank is None else f"{rank:.3f}" for rank in (group.tpot_rank, group.throughput_rank))
+        errors = "".join(
+            _percent(error, 9, sign="") for error in (group.tpot_error, group.ttft_error, group.throughput_error)
+        )
+        typer.echo(f"{group.name:46}{group.num_points:7}{errors}   {ranks}")
+    for one in worst:
+        typer.echo(
+            f"{one.point.id}: TPOT {one.point.tpot_ms:.1f} ms measured, {one.tpot_ms:.1f} simulated "
+            f"({100 * one.tpot_error:+.0f} %), TTFT {one.point.ttft_ms:.0f} and {one.ttft_ms:.0f}"
+        )
+
+
+@app.command()
+def batches(
+    folder: Annotated[Path, typer.Argument(help="folder of Sarathi-Serve's measured batches (CSV)")],
+) -> None:
+    """Price measured iterations from other iterations of the same GPU, and compare."""
+    from calibration.batches import check_batches
+
+    for batch in check_batches(folder):
+        typer.echo(f"{batch.name:44}{batch.measured_ms:10.1f}{batch.priced_ms:10.1f} ms{_percent(batch.error, 9)}")
 
 
 def _percent(value: Any, width: int, sign: str = "+") -> str:

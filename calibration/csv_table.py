@@ -1,4 +1,4 @@
-"""Published tables of times (CSV or Parquet), read strictly: what is missing or no time is an error that names it."""
+"""Tables of times (CSV, JSON lines, Parquet), read strictly: what is missing or no time is an error that names it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def load(path: Path) -> pd.DataFrame:
     """A table as it stands in the file. Raises ArtifactError for what cannot be read."""
     import pandas as pd
 
-    is_parquet = path.suffix == ".parquet"
+    kind = {".parquet": "Parquet", ".jsonl": "JSON lines"}.get(path.suffix, "CSV")
     try:
-        table = pd.read_parquet(path) if is_parquet else pd.read_csv(path, low_memory=False)
+        if kind == "Parquet":
+            table = pd.read_parquet(path)
+        else:
+            table = pd.read_json(path, lines=True) if kind == "JSON lines" else pd.read_csv(path, low_memory=False)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        kind = "Parquet" if is_parquet else "CSV"
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(str(path), f"cannot be read as {kind} ({reason})") from error
-    if not is_parquet and not isinstance(table.index, pd.RangeIndex):
+    if kind == "CSV" and not isinstance(table.index, pd.RangeIndex):
         raise ArtifactError(str(path), "has rows with more fields than its header names")
     return table.reset_index(drop=True)
 
@@ -86,4 +88,5 @@ def _check_column(values: pd.Series, path: Path, *, is_text: bool, is_time: bool
         valid = f"expected a {'time above zero' if is_time else 'number, zero or more,'} below {LARGEST:g}"
     if is_bad.any():
         i = int(is_bad.to_numpy().argmax())
-        raise ArtifactError(f"{path}:{values.index[i] + 2}", f"{values.name} is {values.iloc[i]}", valid=valid)
+        line = values.index[i] + (1 if path.suffix == ".jsonl" else 2)
+        raise ArtifactError(f"{path}:{line}", f"{values.name} is {values.iloc[i]}", valid=valid)

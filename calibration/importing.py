@@ -119,13 +119,13 @@ IMPORTERS = {
 
 def import_measurements(kind: str, paths: list[Path], settings: Settings) -> Artifact:
     """The artifact of published measurements. Raises ArtifactError for what is none, or not what the options say."""
-    from calibration.host import fit_vidur_overheads, with_host
+    from calibration.host import vllm_host_us, with_host
 
     importer = _importer(kind, paths, settings)
     artifact = importer.read(paths, settings)
     host_us, per_request_us = settings.host_us, settings.host_us_per_request or 0.0
     if settings.host_from is not None:
-        host_us, per_request_us = fit_vidur_overheads(settings.host_from, settings.degree)
+        host_us, per_request_us = vllm_host_us(settings.host_from, settings.degree)
     return artifact if host_us is None else with_host(artifact, host_us, per_request_us)
 
 
@@ -176,7 +176,9 @@ def command(
     link_latency_us: Annotated[float | None, typer.Option(min=0, help="latency of that link (0)")] = None,
     host_us: Annotated[float | None, typer.Option(min=0, help="time of the host before every iteration")] = None,
     host_us_per_request: Annotated[float | None, typer.Option(min=0, help="the same for each request in it")] = None,
-    host_from: Annotated[Path | None, typer.Option(help="take both from a table of Vidur's CPU overheads")] = None,
+    host_from: Annotated[
+        Path | None, typer.Option(help="take both from vLLM's scheduler and Vidur's CPU overheads")
+    ] = None,
 ) -> None:
     """Turn published measurements into a cost artifact."""
     settings = Settings(

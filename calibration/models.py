@@ -26,16 +26,19 @@ def bundled_name(hugging_face_id: str) -> str:
     return plain
 
 
-def load_plain_model(name_or_path: str, *, may_have_experts: bool = False) -> Model:
+def load_plain_model(name_or_path: str, *, may_have_experts: bool = False, may_be_fp8: bool = False) -> Model:
     """A model whose kernels are those that tables of dense models hold, in 16 bit with full attention.
+
+    `may_be_fp8`: or with weights and activations of its matrices in fp8.
 
     Raises ScenarioError or ArtifactError for another kind, which such tables would misprice.
     """
     model = load_model(name_or_path, place="--model")
+    is_fp8 = may_be_fp8 and model.quantization is not None and model.quantization.has_fp8_activations
     kinds = {
         "a mixture of experts": model.experts and not may_have_experts,
         "a model with latent attention": model.latent,
-        "a model with quantized weights": model.quantization,
+        "a model with quantized weights": model.quantization and not is_fp8,
         "a model with sliding windows": model.num_sliding_layers,
         "a model in 32 bit": model.dtype_bytes != 2,
     }

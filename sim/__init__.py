@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.build import run
     from sim.errors import ArtifactError, InvariantError, ScenarioError, TraceError, UserError
     from sim.planning.compare import Comparison, compare
+    from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.results import Results
     from sim.scenario import Scenario, load_scenario, parse_scenario
 
@@ -31,12 +32,14 @@ __all__ = [
     "load_scenario",
     "parse_scenario",
     "run",
+    "run_with_cost_uncertainty",
 ]
 
 _HOME = {
     "sim.build": ("run",),
     "sim.errors": ("ArtifactError", "InvariantError", "ScenarioError", "TraceError", "UserError"),
     "sim.planning.compare": ("Comparison", "compare"),
+    "sim.planning.uncertainty": ("run_with_cost_uncertainty",),
     "sim.results": ("Results",),
     "sim.scenario": ("Scenario", "load_scenario", "parse_scenario"),
 }

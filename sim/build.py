@@ -12,6 +12,7 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.device import Device
 from sim.engine import Engine
 from sim.errors import ArtifactError, ScenarioError
 from sim.gpu import load_gpu
@@ -57,7 +58,7 @@ def replica(scenario: Scenario) -> Replica:
     """Load model and GPU and derive the KV pool. Raises ScenarioError or ArtifactError."""
     engine, tensor_parallel = scenario.engine, scenario.hardware.tensor_parallel
     with _at(scenario.place):
-        model = load_model(_model_name(scenario))
+        model = load_model(model_name(scenario))
         gpu = load_gpu(scenario.hardware.gpu)
         num_tokens, num_rows = engine.largest_pass(engine.max_model_len or model.max_position_embeddings)
         memory = derive_kv_memory(
@@ -82,15 +83,34 @@ def draw(scenario: Scenario) -> Traffic:
         )
 
 
-def simulate(scenario: Scenario, traffic: Traffic) -> Results:
-    """Run `traffic` through the engine of a scenario."""
+def cost_model(scenario: Scenario) -> CostModel:
+    """What a scenario's iterations cost. Raises ScenarioError or ArtifactError."""
+    target = replica(scenario).target
+    with _at(scenario.place):
+        return _cost(scenario, target)
+
+
+def simulate(
+    scenario: Scenario,
+    traffic: Traffic,
+    *,
+    cost: CostModel | None = None,
+    clock: Clock | None = None,
+    device: Device | None = None,
+) -> Results:
+    """Run `traffic` through the engine of a scenario, priced by `cost` in place of its own where one is given.
+
+    `clock` and `device` stand in for simulated time and for steps that take what they are said to cost: with a
+    clock that follows the time of day and a device that computes, the same engine serves the same requests for real.
+    """
     parts = replica(scenario)
     with _at(scenario.place):
         policy = _policy(scenario, parts.limits)
-        cost = _cost(scenario, parts.target)
+        cost = cost or _cost(scenario, parts.target)
         _check_requests(scenario, policy, traffic)
-    clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), cost, recorder, aborts=scenario.engine.abort_on_disconnect)
+    clock, recorder = clock or Clock(), Recorder()
+    core, aborts = EngineCore(policy), scenario.engine.abort_on_disconnect
+    engine = Engine(clock, core, cost, recorder, aborts=aborts, macro_steps=device is None, device=device)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
@@ -165,8 +185,8 @@ def _cost(scenario: Scenario, target: Target) -> CostModel:
     return cost.build(options, target)
 
 
-def _model_name(scenario: Scenario) -> str:
-    """A bundled name as it is; a path relative to the scenario's folder."""
+def model_name(scenario: Scenario) -> str:
+    """The model of a scenario as `load_model` takes it: a bundled name, or a path found from the scenario's folder."""
     name = scenario.model
     return str(resolve_path(name, scenario.folder, place="model")) if is_model_path(name) else name
 

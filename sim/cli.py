@@ -116,14 +116,18 @@ def run(
     seed: Seed = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
+    cost_uncertainty: Annotated[
+        bool, typer.Option("--cost-uncertainty", help="run again with costs off as their fit was, and give the band")
+    ] = False,
 ) -> None:
     """Simulate a scenario and say what limits it."""
     from sim.build import run as simulate
+    from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.provenance import save
 
     loaded = _load(scenario, overrides, seed, allow_imports)
     _check_folder(out)
-    results = simulate(loaded)
+    results = run_with_cost_uncertainty(loaded) if cost_uncertainty else simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
         _print_json(results.summary())

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from simpy.events import Event
 
 from sim.clock import Clock, Priority
 from sim.engine import Engine
@@ -72,7 +71,7 @@ class Clients:
         self._next_open = request
         self._arrival.set(request.arrival_ns).callbacks.append(self._arrive_open)
 
-    def _arrive_open(self, _: Event) -> None:
+    def _arrive_open(self, _: object) -> None:
         """The next open-loop request arrives, and with it those behind it before whom nothing else happens."""
         self._arrive(self._next_open)
         rows, traffic, clock = self._open_rows, self._traffic, self._clock

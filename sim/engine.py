@@ -64,14 +64,16 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
+        device: Device | None = None,
     ) -> None:
         """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
+        `device`: what executes the steps; by default one on which each takes the price that `cost` says.
         """
         self._clock = clock
         self._core = core
-        self._device = Device(cost, core.policy.num_stages)
+        self._device = device or Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
         self._arrivals: list[Request] = []

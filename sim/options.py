@@ -25,6 +25,8 @@ Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False, strict=Tru
 """A number above zero, small enough that sums and products of a few of them stay finite."""
 NonNegative = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False, strict=True)]
 """A number, zero or more, small enough that sums and products of a few of them stay finite."""
+Finite = Annotated[float, Field(gt=-1e15, lt=1e15, allow_inf_nan=False, strict=True)]
+"""A number of either sign, small enough that sums and products of a few of them stay finite."""
 PositiveSeconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=True)]
 """A time above zero, up to some 30 years: sums of a few of them fit in 64 bits of nanoseconds."""
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]

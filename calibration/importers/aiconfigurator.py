@@ -3,6 +3,7 @@
 A model's products are looked up by their own (n, k), interpolated between the shapes that were timed; its
 attention by its heads per GPU. What the tables do not hold, and how it is filled:
 
+- Products were timed in 16 bits and in fp8, the quantization of their inputs included; KV is 16 bits here.
 - Times are ms per call. A prompt's attention was timed without context only: a chunk on a context takes its
   part, by (query, key) pairs, of the prompt that ends where it ends.
 - Norms, rotary embedding, activation and KV writes were not timed; they move their bytes at the part of the
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _MS_TO_US = 1e3
 _LARGEST_ROWS = 16384
+_PLAIN, _FP8 = "bfloat16", "fp8"
+"""What the tables call the types of products."""
 
 
 def import_tables(folder: Path | None, model: str, gpu: str = "h100_sxm", tensor_parallel: int = 1) -> Artifact:
@@ -43,10 +46,11 @@ def import_tables(folder: Path | None, model: str, gpu: str = "h100_sxm", tensor
     `gpu` is the name of the GPU there.
     """
     files = installed(gpu) if folder is None else Files(folder, gpu)
-    described = load_plain_model(model)
+    described = load_plain_model(model, may_be_fp8=True)
     described.check_tensor_parallel(tensor_parallel, place="--tp")
+    dtype = _PLAIN if described.quantization is None else _FP8
     gemm = files.read("gemm", ["gemm_dtype", "m", "n", "k"])
-    terms = [*_products(gemm[gemm["gemm_dtype"] == "bfloat16"], described, tensor_parallel, str(files.folder))]
+    terms = [*_products(gemm, described, dtype, tensor_parallel, str(files.folder))]
     terms += [_elementwise(files, described, tensor_parallel)]
     terms += _attention(files, described, tensor_parallel)
     if tensor_parallel > 1:
@@ -57,7 +61,7 @@ def import_tables(folder: Path | None, model: str, gpu: str = "h100_sxm", tensor
         gpu=_known(gpu),
         model=described.name,
         shape=Shape.of(described),
-        dtype="bfloat16",
+        dtype=dtype,
         kv_dtype_bytes=2.0,
         tensor_parallel=tensor_parallel,
         measured_on="at an unstated date",
@@ -87,14 +91,8 @@ def _known(gpu: str) -> str | None:
     return next(iter(longer + shorter), None)
 
 
-def _products(rows: pd.DataFrame, model: Model, tensor_parallel: int, place: str) -> list[Term]:
-    """The matrix products of a layer, and the LM head."""
-    axes, table = to_grid(
-        [rows[name].to_numpy(dtype=float) for name in ("m", "n", "k")],
-        rows["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
-    )
-    if min(map(len, axes)) < 2:
-        raise ArtifactError(place, "gemm: bfloat16 was timed at less than two points along an axis")
+def _products(rows: pd.DataFrame, model: Model, dtype: str, tensor_parallel: int, place: str) -> list[Term]:
+    """The matrix products of a layer in `dtype`, and the LM head, which fp8 checkpoints leave in 16 bits."""
     tp, hidden = tensor_parallel, model.hidden_size
     heads, kv_heads = model.num_attention_heads // tp, model.kv_heads_per_gpu(tp)
     intermediate = -(-model.intermediate_size // tp)
@@ -104,16 +102,27 @@ def _products(rows: pd.DataFrame, model: Model, tensor_parallel: int, place: str
         "gate_up_proj": (model.num_mlp_inputs * intermediate, hidden),
         "down_proj": (hidden, intermediate),
     }
-    layers = model.num_hidden_layers
+    layers, (axes, table) = model.num_hidden_layers, _gemm(rows, dtype, place)
     terms = [
         term("tokens", name, axes[:1], rising(_at_shape(axes, table, *shape)), layers, _note(axes, *shape))
         for name, shape in shapes.items()
     ]
+    axes, table = _gemm(rows, _PLAIN, place)
     head = (-(-model.vocab_size // tp), hidden)
-    return [
-        *terms,
-        term("sequences", "lm_head", axes[:1], rising(_at_shape(axes, table, *head)), 1, _note(axes, *head)),
-    ]
+    us = rising(_at_shape(axes, table, *head))
+    return [*terms, term("sequences", "lm_head", axes[:1], us, 1, _note(axes, *head))]
+
+
+def _gemm(rows: pd.DataFrame, dtype: str, place: str) -> tuple[list[Floats], Floats]:
+    """Rows, n and k of what was timed in one type, and the times, µs."""
+    own = rows[rows["gemm_dtype"] == dtype]
+    axes, table = to_grid(
+        [own[name].to_numpy(dtype=float) for name in ("m", "n", "k")],
+        own["latency_ms"].to_numpy(dtype=float) * _MS_TO_US,
+    )
+    if min(map(len, axes)) < 2:
+        raise ArtifactError(place, f"gemm: {dtype} was timed at less than two points along an axis")
+    return axes, table
 
 
 def _note(axes: list[Floats], n: int, k: int) -> str:

@@ -20,7 +20,7 @@ from sim.cost.base import Target
 from sim.cost.grids import Floats
 from sim.errors import ArtifactError
 from sim.model import Model
-from sim.options import Count, CountOrZero, NonNegative, Options
+from sim.options import Count, CountOrZero, Finite, NonNegative, Options
 
 AXES: dict[str, tuple[str, ...]] = {
     "tokens": ("num_tokens",),
@@ -42,6 +42,11 @@ included. `prefill_attention`: tokens and context of
 one prompt chunk. `mixed_attention`: both at once, in one call. The `skew` kinds are what unequal contexts add:
 a part `ratio` of the requests is longer than the others by `spread` tokens.
 """
+
+ITERATION = "iteration"
+"""What residuals call whole iterations, against the sum of all terms."""
+NORMAL_SPREAD = float(np.sqrt(np.pi / 2))
+"""Standard deviation of normal errors whose mean absolute value is 1."""
 
 
 class Axis(Options):
@@ -77,6 +82,11 @@ class Term(Options):
     note: str = Field(default="", description="how it was obtained, where that is not obvious")
     axes: list[Axis]
     us: list[NonNegative] = Field(description="time of one call, µs, in row-major order of the axes")
+    corners: list[list[NonNegative]] = Field(
+        default=[],
+        description="the largest points that were timed, where the grid reaches beyond them: what none of them is at "
+        "least as large as, along every axis, is extrapolated; empty: the grid was timed to its ends",
+    )
 
     @model_validator(mode="after")
     def _check_shape(self) -> Term:
@@ -86,6 +96,8 @@ class Term(Options):
         size = int(np.prod([len(axis.points) for axis in self.axes]))
         if size != len(self.us):
             raise ValueError(f"{self.name} has {len(self.us)} times for {size} points")
+        if any(len(corner) != len(names) for corner in self.corners):
+            raise ValueError(f"{self.name} has corners of other than {len(names)} coordinates")
         return self
 
     @property
@@ -130,6 +142,17 @@ class Shape(Options):
         return cls(**own | {name: getattr(model, name) for name in cls.model_fields if hasattr(model, name)})
 
 
+class Residual(Options):
+    """How a fit met points of one region that it was made without. Errors are relative: 0.1 is a tenth too much."""
+
+    term: str = Field(description=f"a term, or `{ITERATION}`: whole iterations against the sum of all terms")
+    region: str
+    num_points: Count
+    mean_error: Finite = Field(description="signed: what the region is wrong by as a whole")
+    mean_absolute_error: NonNegative
+    spread: NonNegative = Field(description="standard deviation of the errors")
+
+
 class Artifact(Options):
     """Measured times of one model on one GPU (or one group of GPUs that share it)."""
 
@@ -154,11 +177,39 @@ class Artifact(Options):
     holdout_error: dict[str, NonNegative] = Field(
         description="term -> mean absolute error, as a part, at points that it was made without"
     )
+    residuals: list[Residual] = Field(default=[], description="the same by region, where a profile was fitted here")
 
     @property
     def sha256(self) -> str:
         """Hash of the contents."""
         return hashlib.sha256(_canonical(self.model_dump(mode="json")).encode()).hexdigest()
+
+    def perturbed(self, rng: np.random.Generator) -> Artifact | None:
+        """The artifact with its times off as its fit was at points left out; None where it says nothing of that.
+
+        Where whole iterations were held out, all times get one factor with their root mean square error; else
+        every term gets its own, normal with the term's mean absolute error. Factors are log-normal, 1 in the median.
+        """
+        own = [residual for residual in self.residuals if residual.term == ITERATION]
+        if own:
+            square = np.average(
+                [residual.mean_error**2 + residual.spread**2 for residual in own],
+                weights=[residual.num_points for residual in own],
+            )
+            factor = float(np.exp(np.sqrt(square) * rng.standard_normal()))
+            factors = dict.fromkeys((term.name for term in self.terms), factor)
+        elif self.holdout_error:
+            factor = 1.0
+            factors = {
+                name: float(np.exp(error * NORMAL_SPREAD * rng.standard_normal()))
+                for name, error in sorted(self.holdout_error.items())
+            }
+        else:
+            return None
+        terms = [
+            term.model_copy(update={"us": [us * factors.get(term.name, 1.0) for us in term.us]}) for term in self.terms
+        ]
+        return self.model_copy(update={"terms": terms, "step_us": self.step_us * factor})
 
     def of_kind(self, kind: str) -> list[Term]:
         """The terms of one kind."""

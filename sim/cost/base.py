@@ -96,6 +96,14 @@ class CostModel(ABC):
         """The `Coverage` of many iterations, one entry each; None for a model that rests on no measurements."""
         return None
 
+    def perturbed(self, rng: np.random.Generator) -> CostModel | None:
+        """The same model, its prices off by a draw from the errors of its fit; None where it knows of none.
+
+        What is drawn is common to all iterations: errors of a fit repeat, they don't average out over a run.
+        Changes nothing but the state of `rng`.
+        """
+        return None
+
     def facts(self) -> dict[str, Any]:
         """What the prices rest on, as plain data for the results; empty where the options say it all."""
         return {}

@@ -32,6 +32,14 @@ class LinearOptions(CostOptions):
     host_us_per_request: NonNegative = Field(
         default=0.0, description="host time before every iteration for each request in it, µs"
     )
+    relative_error: NonNegative = Field(
+        default=0.0,
+        description="typical relative error of the fit that these figures are from; no price depends on it, "
+        "`servesim run --cost-uncertainty` does",
+    )
+
+
+_DEVICE_TIMES = ("base_ms", "per_decode_us", "per_prefill_token_us", "per_context_token_ns", "per_prefill_pair_ns")
 
 
 class Linear(CostModel):
@@ -40,6 +48,7 @@ class Linear(CostModel):
     Options = LinearOptions
 
     def __init__(self, options: LinearOptions) -> None:
+        self._options = options
         self._base_ns = options.base_ms * 1e6
         self._decode_ns = options.per_decode_us * 1e3
         self._prefill_token_ns = options.per_prefill_token_us * 1e3
@@ -74,6 +83,15 @@ class Linear(CostModel):
         """Fixed part and a part per request."""
         num_requests = shape.num_decode + len(shape.prefills)
         return int(self._host_ns + num_requests * self._host_request_ns + 0.5)
+
+    def perturbed(self, rng: np.random.Generator) -> Linear | None:
+        """All figures by one factor, log-normal with the fit's error; None where that is not given."""
+        error = self._options.relative_error
+        if not error:
+            return None
+        factor = float(np.exp(error * rng.standard_normal()))
+        scaled = {name: getattr(self._options, name) * factor for name in _DEVICE_TIMES}
+        return Linear(self._options.model_copy(update=scaled))
 
     def breakdown(self, steps: StepArrays) -> dict[Resource, NDArray[np.float64]]:
         """The terms, each under its resource."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,10 @@ class Tables:
         """The measured points of a kind that occurs once, axis by axis; empty if it does not occur."""
         return self._terms[kind].points if kind in self._terms else []
 
+    def corners(self, kind: str) -> list[list[float]]:
+        """The largest points that were timed of such a kind, where its grid reaches beyond them."""
+        return self._terms[kind].corners if kind in self._terms else []
+
     def lines(self, kind: str) -> list[tuple[Term, Line]]:
         """The terms of one variable (`tokens`, `sequences` or `prefill_tokens`) as functions."""
         return [
@@ -122,6 +127,13 @@ class _Worst:
         level[(values < grid[0]) | (values > grid[-1])] = Coverage.EXTRAPOLATED
         self.levels = np.where(of, np.maximum(self.levels, level), self.levels).astype(np.int8)
 
+    def take_corners(self, corners: list[list[float]], values: Sequence[NDArray[Any]], of: NDArray[np.bool_]) -> None:
+        """Put the iterations `of` beyond the measurements where no corner is as large along every coordinate."""
+        within = np.zeros(len(self.levels), dtype=np.bool_)
+        for corner in corners:
+            within |= np.all([value <= most for value, most in zip(values, corner, strict=True)], axis=0)
+        self.levels[of & ~within] = Coverage.EXTRAPOLATED
+
 
 def levels(tables: Tables, steps: StepArrays, chunks: Chunks, rows: NDArray[np.int64]) -> NDArray[np.int8]:
     """The `Coverage` of each iteration: that of its coordinate which lies worst. Shape: one int8 per iteration.
@@ -151,4 +163,6 @@ def levels(tables: Tables, steps: StepArrays, chunks: Chunks, rows: NDArray[np.i
     for kind, (of, values) in coordinates.items():
         for points, value in zip(tables.points(kind), values, strict=False):
             worst.take(points, value, of)
+        if corners := tables.corners(kind):
+            worst.take_corners(corners, values, of)
     return worst.levels

@@ -12,6 +12,7 @@ largest CUDA graph are padded to the next captured size, as vLLM does.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -48,8 +49,12 @@ class TableOptions(CostOptions):
 class _Decodes(NamedTuple):
     """What the tables say of one number of decoding requests."""
 
+    rows_ns: float
+    """All that depends on numbers of rows, when each of them is sampled."""
     line: Line
     """Their attention by mean context, ns."""
+    attention: tuple[list[float], list[float], list[float]]
+    """The same, as the parts of the line."""
     skew: list[list[float]] | None
     """What unequal contexts add by (ratio, spread), ns."""
     mixed_skew: list[list[float]] | None
@@ -64,6 +69,7 @@ class Table(CostModel):
 
     def __init__(self, artifact: Artifact, max_cudagraph_capture_size: int = 512) -> None:
         self.artifact = artifact
+        self._max_cudagraph_capture_size = max_cudagraph_capture_size
         self._tables = tables = Tables(artifact)
         self._step_ns = artifact.step_us * 1e3
         self._host_ns = artifact.host_us * 1e3
@@ -86,15 +92,21 @@ class Table(CostModel):
 
     def price(self, shape: StepShape) -> int:
         """The sum of the terms, rounded to ns; at least 1."""
-        num_decode = shape.num_decode
-        if shape.prefills:
+        num_decode, context_sum, context_sum_sq, context_max, prefills, num_sampled, _, _, _ = shape
+        if prefills:
             return int(self._mixed_ns(shape) + 0.5) or 1
-        ns = self._row_ns(num_decode, shape.num_sampled)
-        if num_decode:
-            decodes = self._memo.get(num_decode) or self._decodes(num_decode)
-            ns += decodes.line.at(shape.decode_context_sum / num_decode + 1.0)
-            if decodes.skew is not None:
-                ns += self._skew_ns(decodes.skew, self._tables.skew_axes, shape)
+        if not num_decode:
+            return int(self._row_ns(0, num_sampled) + 0.5) or 1
+        decodes = self._memo.get(num_decode) or self._decodes(num_decode)
+        ns = decodes.rows_ns if num_sampled == num_decode else self._row_ns(num_decode, num_sampled)
+        breaks, base, slope = decodes.attention
+        mean = context_sum / num_decode + 1.0
+        i = bisect_right(breaks, mean)  # `Line.at`, written out: every decode step of every run passes here
+        ns += base[i] + slope[i] * mean
+        if decodes.skew is not None:
+            ratio, spread = two_groups(num_decode, context_sum, context_sum_sq, context_max)
+            if spread:
+                ns += bilinear(self._tables.skew_axes, decodes.skew, ratio, spread)
         return int(ns + 0.5) or 1
 
     def price_decode_run(self, shape: StepShape, num_steps: int) -> NDArray[np.int64]:
@@ -139,6 +151,11 @@ class Table(CostModel):
         chunks = one_chunks(steps)
         rows = self._tokens.looked_up(steps.num_decode + chunks.num_tokens)
         return levels(self._tables, steps, chunks, rows)
+
+    def perturbed(self, rng: np.random.Generator) -> Table | None:
+        """By the artifact's own errors."""
+        artifact = self.artifact.perturbed(rng)
+        return None if artifact is None else Table(artifact, self._max_cudagraph_capture_size)
 
     def facts(self) -> dict[str, Any]:
         """The artifact's identity and what it leaves out."""
@@ -221,8 +238,11 @@ class Table(CostModel):
 
     def _decodes(self, num_decode: int) -> _Decodes:
         tables = self._tables
+        line = tables.decode_line(num_decode)
         found = _Decodes(
-            line=tables.decode_line(num_decode),
+            rows_ns=self._row_ns(num_decode, num_decode),
+            line=line,
+            attention=(line.breaks, line.base, line.slope),
             skew=tables.at_batch("decode_skew", num_decode),
             mixed_skew=tables.at_batch("mixed_skew", num_decode),
             mixed=tables.at_batch("mixed_attention", num_decode),

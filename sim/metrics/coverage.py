@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,19 @@ def coverage_line(cost: Mapping[str, Any]) -> str:
         f"{100 * share:.1f} % of iterations ({100 * by_time[level]:.1f} % of time) {level}"
         for level, share in by_iteration.items()
     )
-    errors = cost["holdout_error"].values()
-    error = f"; points left out were missed by {100 * sum(errors) / len(errors):.1f} % on average" if errors else ""
+    errors = cost["holdout_error"]
+    what, found = ("iterations", [errors["iteration"]]) if "iteration" in errors else ("points", [*errors.values()])
+    error = f"; {what} left out were missed by {100 * sum(found) / len(found):.1f} % on average" if found else ""
     return f"{cost['artifact']}, measured {cost['measured_on']}: {shares}{error}"
+
+
+def uncertainty_line(uncertainty: Mapping[str, Any], number: Callable[[float], str]) -> str:
+    """How far the cost's own errors move TTFT and ITL, in one sentence; `number` writes a figure."""
+    bands = ", ".join(
+        f"{name.removesuffix('_ms').upper()} {statistic} {number(band[0])} to {number(band[1])} ms"
+        for name in ("ttft_ms", "itl_ms")
+        for statistic in ("p50", "p99")
+        if (band := uncertainty["metrics"][name][statistic]) is not None
+    )
+    level, num = uncertainty["level"], uncertainty["num_reruns"]
+    return f"with times off as their fit was, {100 * level:.0f} % of {num} reruns have {bands}"

@@ -234,7 +234,8 @@ class Summary(Options):
     aliases: dict[str, dict[str, str]] = Field(description="tool -> its own metric name -> ours")
     cost: dict[str, Any] | None = Field(
         description="the measurements that prices rest on, and the shares of iterations and of time at measured "
-        "points, interpolated between them and extrapolated beyond; null for a cost model without measurements"
+        "points, interpolated between them and extrapolated beyond; `uncertainty`, where it was asked for: metric -> "
+        "statistic -> between which values it lies when costs are off as their fit was; null where nothing is known"
     )
     provenance: dict[str, Any] = Field(description="what reproduces this run")
 

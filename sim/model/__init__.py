@@ -6,11 +6,23 @@ local attention in some or all layers; weights in 16 bit, fp8, AWQ, GPTQ and com
 not modelled is refused by the name of the field that asks for it, never approximated in silence.
 """
 
+from sim.model.config import parse_config
 from sim.model.decoder import Model
 from sim.model.experts import Experts
-from sim.model.files import load_model, models
+from sim.model.files import load_model, models, read_config
 from sim.model.latent import LatentAttention
 from sim.model.products import Product, Rows
 from sim.model.quantization import Quantization
 
-__all__ = ["Experts", "LatentAttention", "Model", "Product", "Quantization", "Rows", "load_model", "models"]
+__all__ = [
+    "Experts",
+    "LatentAttention",
+    "Model",
+    "Product",
+    "Quantization",
+    "Rows",
+    "load_model",
+    "models",
+    "parse_config",
+    "read_config",
+]

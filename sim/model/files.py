@@ -24,8 +24,14 @@ def load_model(name_or_path: str, place: str = "model") -> Model:
     Weights of a vision tower beside a nested `text_config` are not counted. Raises ScenarioError for an
     unknown name, ArtifactError (both at `place`) for a file that is missing, broken or not modelled.
     """
+    name, config = read_config(name_or_path, place)
+    return parse_config(name, config, place if name_or_path in _bundled() else f"{place}: {_file(name_or_path)}")
+
+
+def read_config(name_or_path: str, place: str = "model") -> tuple[str, dict[str, Any]]:
+    """The name of a model and its `config.json` as it stands there. Raises as `load_model` does for a wrong name."""
     if name_or_path in _bundled():
-        return parse_config(name_or_path, _bundled()[name_or_path], place)
+        return name_or_path, _bundled()[name_or_path]
     if "/" not in name_or_path and not name_or_path.endswith(".json"):
         raise ScenarioError(
             place,
@@ -33,13 +39,17 @@ def load_model(name_or_path: str, place: str = "model") -> Model:
             valid=f"known: {', '.join(_bundled())}, or the path of a HF config.json",
             remedy=did_you_mean(name_or_path.lower(), _bundled()),
         )
-    path = Path(name_or_path)
-    path = path / "config.json" if path.is_dir() else path
+    path = _file(name_or_path)
     name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
     config = _read(path, place)
     if (separate := path.parent / "hf_quant_config.json").exists():
         config = {"quantization_config": {"quant_method": f"modelopt ({separate.name})"}, **config}
-    return parse_config(name, config, f"{place}: {path}")
+    return name, config
+
+
+def _file(path_or_folder: str) -> Path:
+    path = Path(path_or_folder)
+    return path / "config.json" if path.is_dir() else path
 
 
 @cache

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sim.metrics.coverage import coverage_line
+from sim.metrics.coverage import coverage_line, uncertainty_line
 
 _LATENCIES = {
     "ttft_ms": "TTFT, ms",
@@ -183,14 +183,20 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         )
     for metric, statistics in summary["censored"].items():
         yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
-    cost = summary["cost"]
-    if cost is not None:
+    yield from _cost_notes(summary["cost"] or {})
+    yield from summary["provenance"].get("notes", ())
+
+
+def _cost_notes(cost: Mapping[str, Any]) -> Iterator[str]:
+    """What the times rest on, and how far off that lets the answers be."""
+    if "coverage" in cost:
         yield f"times are from {coverage_line(cost)}"
         if cost["out_of_range"] == "warn" and cost["coverage"]["iterations"]["extrapolated"]:
             yield "some iterations lie beyond what was measured: their times are extrapolated"
         if cost["missing"]:
             yield f"not in those times: {', '.join(cost['missing'])}"
-    yield from summary["provenance"].get("notes", ())
+    if "uncertainty" in cost:
+        yield uncertainty_line(cost["uncertainty"], number)
 
 
 def _goodput(rate: float | None) -> str:

@@ -1,17 +1,16 @@
 """A real vLLM 0.11 server with Llama-3.1-8B on one H100 under rising load, priced from AIConfigurator's H100 tables.
 
-The tables hold no work of the host, which vLLM 0.11 does between steps: two figures. They were read off the
-lone requests of stage 0 (fixed) and the saturated stage 6 (per request); stages 1 to 5 are predicted. A second
-test takes both from Vidur's CPU timings instead, where nothing of the server is used and the error is larger.
+Fitted on the run: nothing. The tables hold no work of the host, which vLLM 0.11 does between steps: its own
+scheduler was timed by itself, and preparing inputs, sampling and launching are Vidur's CPU timings.
 """
 
 import pytest
 
 import sim
-from calibration.host import fit_vidur_overheads, with_host
+from calibration.host import vllm_host_us, with_host
 from calibration.importers.aiconfigurator import import_tables
 
-HOST_US, HOST_US_PER_REQUEST = 960.0, 24.0
+HOST = "data/profiles/vidur/history_a100_cpu_overheads_B.csv"
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +70,12 @@ def errors(stages, artifact, folder):
     return found
 
 
-def test_stages_between_the_two_that_gave_the_host_figures(stages, tables, tmp_path):
-    found = errors(stages, with_host(tables, HOST_US, HOST_US_PER_REQUEST), tmp_path)
-    assert {stage: tpot for stage, (tpot, _) in found.items() if abs(tpot) > 0.055} == {}
-    assert {stage: rate for stage, (_, rate) in found.items() if abs(rate) > 0.05} == {}
-
-
-def test_host_figures_of_another_engine(shared, stages, tables, tmp_path):
-    path = shared / "data/profiles/vidur/history_a100_cpu_overheads_B.csv"
-    fixed, per_request = fit_vidur_overheads(path)
-    assert (fixed, per_request) == (pytest.approx(813, abs=30), pytest.approx(42.3, abs=1))
-    found = errors([stages[0], stages[6]], with_host(tables, fixed, per_request), tmp_path)
-    assert abs(found[0][0]) < 0.03
-    assert abs(found[6][0]) < 0.13
+def test_every_stage_is_within_five_percent(shared, stages, tables, tmp_path):
+    fixed, per_request = vllm_host_us(shared / HOST)
+    assert (fixed, per_request) == (pytest.approx(799, abs=1), pytest.approx(25.3, abs=0.1))
+    found = errors(stages, with_host(tables, fixed, per_request), tmp_path)
+    assert {stage: tpot for stage, (tpot, _) in found.items() if abs(tpot) > 0.05} == {}
+    assert {stage: rate for stage, (_, rate) in found.items() if abs(rate) > 0.03} == {}
 
 
 def test_without_the_host_a_lone_request_is_an_eighth_too_fast(stages, tables, tmp_path):

@@ -1,7 +1,7 @@
 """Two real vLLM 0.19 runs of the same 300 prompts, each priced from the matching kernel profile.
 
 Nothing is fitted: the terms are the profile's own, and nothing of a run's times reaches the prices. On the
-RTX 4090 the mean error is 0.52 %, the published simulator's 0.45 %; on the RTX PRO 6000 1.35 % against 2.12 %.
+RTX 4090 the mean error is 0.64 %, the published simulator's 0.45 %; on the RTX PRO 6000 1.20 % against 2.12 %.
 """
 
 import json
@@ -29,16 +29,16 @@ def test_rtx_4090_where_kv_binds(shared):
     report = check_accuracy(*paths(shared, "RTX4090"))
     assert len(report.rows) == 16
     assert {name: error for name, error in errors(report).items() if error > 0.01} == {}
-    assert report.mean_absolute_error <= 0.0055
+    assert report.mean_absolute_error <= 0.0065
     assert report.artifact.of_kind("mixed_skew") == [], "the bundle says that its skew is not part of it"
 
 
 def test_rtx_pro_6000_where_slots_bind(shared):
     report = check_accuracy(*paths(shared, "RTXPRO6000"))
     own = errors(report)
-    assert own.pop("ttft p50") <= 0.07  # the median lies where the queue builds up: it moves by all errors before it
+    assert own.pop("ttft p50") <= 0.06  # the median lies where the queue builds up: it moves by all errors before it
     assert {name: error for name, error in own.items() if error > 0.03} == {}
-    assert report.mean_absolute_error <= 0.015 < report.published_mean_absolute_error
+    assert report.mean_absolute_error <= 0.0125 < report.published_mean_absolute_error
     coverage = report.cost["coverage"]["time"]
     assert coverage["extrapolated"] < 0.01
 
@@ -51,11 +51,27 @@ def test_without_the_identities_of_blocks_preempted_prompts_are_computed_again(s
     assert without.mean_absolute_error > 4 * cached.mean_absolute_error
 
 
-def test_two_gpus_need_the_link_between_them(shared):
-    profile, run, _ = paths(shared, "RTXPRO6000")
-    report = check_accuracy(profile, run, shared / TRACE, tensor_parallel=2)
+@pytest.mark.parametrize(
+    ("has_cluster", "link"),
+    [(True, "16 GB/s with 20 µs"), (False, "35.2 GB/s with 5 µs")],
+    ids=["stated", "data sheet"],
+)
+def test_two_gpus_exchange_over_the_link_between_them(shared, tmp_path, has_cluster, link):
+    """The same requests as if they had run on two GPUs: nothing to compare with, but every part of the way."""
+    profile, run, trace = paths(shared, "RTXPRO6000")
+    meta = json.loads((run / "meta.json").read_text())
+    meta["engine_kwargs"]["tensor_parallel_size"] = 2
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    for name in ["requests.csv", *(["cluster_config.json"] if has_cluster else [])]:
+        (tmp_path / name).write_text((run / name).read_text())
+    options = ["--profile", str(profile), "--run", str(tmp_path), "--trace", str(trace)]
+    done = CliRunner().invoke(app, ["accuracy", *options])
+    assert "allreduce: not timed: a ring over links of " + link in done.stdout
+    report = check_accuracy(profile, tmp_path, trace)
     ring = next(term for term in report.artifact.terms if term.is_communication)
-    assert (ring.calls, ring.note) == (64, "not timed: a ring over links of 16 GB/s with 20 µs")
+    assert (report.artifact.tensor_parallel, ring.calls) == (2, 64)
+    assert "all-reduce between GPUs" not in report.artifact.missing
+    assert report.cost["coverage"]["time"]["extrapolated"] < 0.01
 
 
 @pytest.mark.parametrize("command", ["accuracy", "import"])

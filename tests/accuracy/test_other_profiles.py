@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibration.cli import app
-from calibration.host import fit_vidur_overheads
+from calibration.host import vllm_host_us
 from calibration.importers import aiconfigurator, vidur
 from sim.cost.base import Target
 from sim.cost.roofline import Roofline, RooflineOptions
@@ -50,7 +50,7 @@ def test_the_command_line_takes_vidurs_files(vidur_files, shared, tmp_path):
     assert "work on the host" not in done.stdout
     shown = CliRunner().invoke(app, ["show", str(out)]).stdout
     assert "allreduce: tokens, 160 calls" in shown
-    assert "host: 1485.51 us an iteration" in shown
+    assert "host: 1387.5 us an iteration and 26.98 us a request" in shown
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,24 @@ def test_files_of_another_kind_are_refused(vidur_files, shared, tmp_path):
     with pytest.raises(ArtifactError, match=r"no column num_tokens"):
         vidur.import_profile(attention, mlp, "llama-2-70b", 2)
     with pytest.raises(ArtifactError, match=r"no column batch_size"):
-        fit_vidur_overheads(mlp)
+        vllm_host_us(mlp)
     with pytest.raises(ArtifactError, match=r"there is no h100_sxm_vllm\*_gemm\.csv"):
         aiconfigurator.import_tables(tmp_path, "llama-3.1-8b")
     with pytest.raises(ArtifactError, match=r"no generation attention of 40 heads and 40 KV heads; timed: "):
         aiconfigurator.import_tables(shared / "data/profiles/aiconfigurator", "llama-2-13b")
+
+
+def test_fp8_products_take_the_fp8_tables_and_the_rest_stays(shared):
+    folder = shared / "data/profiles/aiconfigurator"
+    plain, fp8 = (
+        {own.name: own for own in aiconfigurator.import_tables(folder, model, tensor_parallel=4).terms}
+        for model in ("qwen3-32b", "qwen3-32b-fp8")
+    )
+    changed = {name for name in plain if plain[name] != fp8[name]}
+    assert changed == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    one_row, many = (
+        sum(fp8[name].us[i] for name in changed) / sum(plain[name].us[i] for name in changed) for i in (0, -1)
+    )
+    assert 0.6 < many < one_row < 0.8, "half of the bytes, and the quantization of the inputs"
+    with pytest.raises(ArtifactError, match="is a model with quantized weights"):
+        aiconfigurator.import_tables(folder, "qwen2.5-32b-awq")

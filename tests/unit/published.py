@@ -88,9 +88,9 @@ def vidur(folder: Path) -> list[str]:
     _csv(folder / "a100_attention.csv", f"{header} is_prefill {medians}", rows)
     reduced = [(2, 2, size, 0.01 + size * 1e-8) for size in (2048, 10**7)]
     _csv(folder / "net.csv", "num_workers devices_per_node size time_stats.all_reduce.median", reduced)
-    parts = ("schedule", "prepare_inputs_e2e", "sampler_e2e", "process_model_outputs")
+    parts = ("prepare_inputs_e2e", "sampler_e2e", "model_execution_launch")
     header = "batch_size tensor_parallel_degree " + " ".join(f"{part}_median" for part in parts)
-    _csv(folder / "cpu.csv", header, [(n, 2, *[0.1 + 0.01 * n] * 4) for n in (1, 8, 64)])
+    _csv(folder / "cpu.csv", header, [(n, 2, *[0.1 + 0.01 * n] * 3) for n in (1, 8, 64)])
     files = [str(folder / name) for name in ("a100_mlp.csv", "a100_attention.csv", "net.csv")]
     return [*files, "--model", "llama-2-7b", "--tp", "2", "--host-from", str(folder / "cpu.csv")]
 

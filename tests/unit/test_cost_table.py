@@ -214,6 +214,16 @@ def test_the_worst_coordinate_says_how_far_an_iteration_lies_from_the_measuremen
     assert [Coverage(level).name for level in levels] == ["MEASURED", "INTERPOLATED", "EXTRAPOLATED", "INTERPOLATED"]
 
 
+def test_what_no_timed_point_is_as_large_as_is_extrapolated():
+    steps = [decodes(9), decodes(9, 9), decodes(50, 50), decodes(109), decodes(60, 60)]
+    ragged = DECODES.model_copy(update={"corners": [[1, 110], [2, 55]]})
+    levels = Table(artifact(ROWS, SAMPLED, ragged, PROMPT)).coverage(as_arrays(steps))
+    names = [Coverage(level).name for level in levels]
+    assert names == ["MEASURED", "INTERPOLATED", "INTERPOLATED", "MEASURED", "EXTRAPOLATED"]
+    with pytest.raises(ValueError, match="corners of other than 2 coordinates"):
+        Term.model_validate(DECODES.model_dump() | {"corners": [[1]]})
+
+
 def test_rows_count_as_what_they_are_padded_to():
     exact = StepShape(2, 18, 162, 9, (), 1)  # two decodes at the mean context 10
     for sizes, level in (([], Coverage.INTERPOLATED), ([101], Coverage.MEASURED)):

@@ -469,7 +469,7 @@ def test_an_unknown_name_is_an_error_with_the_closest_one():
 
 
 def test_every_bundled_model_has_a_source():
-    assert len(models()) == 27
+    assert len(models()) == 29
     assert all(model.source.startswith("config.json of ") for model in models())
 
 
