@@ -365,15 +365,14 @@ class VllmV1(VllmV1Reference):
                 num_sampled += row.is_last
         self._count_executed(plan)
         context_sum, context_sum_sq, context_max = batch.context_sums()
-        shape = StepShape(
+        plan.shape = StepShape(
             num_decode, context_sum, context_sum_sq, context_max, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)
         )
-        batch.tick += 1
         live_tokens = context_sum + num_decode
         for request in others:
             live_tokens += request.num_computed_tokens
-        used_blocks = self.kv.usable_blocks - self.kv.free_blocks
-        plan.describe(shape, len(self._running), len(self._waiting), used_blocks, live_tokens, 0, batch.tick)
+        plan.live_tokens, plan.lane = live_tokens, 0
+        batch.tick = plan.tick = batch.tick + 1
         self._last_step = plan
 
     def _decoders(self, lane: int) -> Iterable[Request]:

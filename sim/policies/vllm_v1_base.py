@@ -152,6 +152,8 @@ class VllmV1Base(Policy):
         if waiting:
             plan.blocked_by = self._blocked_by(plan)
         self._finish_plan(plan)
+        plan.num_running, plan.num_waiting = len(self._running), len(waiting)
+        plan.used_blocks = self.kv.usable_blocks - self.kv.free_blocks
         return plan
 
     def _threshold(self) -> int:

@@ -114,7 +114,7 @@ class VllmV1Reference(VllmV1Base):
         plan.chunks = chunks = [row for row in rows if row.is_chunk]
         decodes = [row.request for row in rows if not row.is_chunk]
         contexts = [row.context for row in rows if not row.is_chunk]
-        shape = StepShape(
+        plan.shape = StepShape(
             num_decode=len(decodes),
             decode_context_sum=sum(contexts),
             decode_context_sum_sq=sum(context * context for context in contexts),
@@ -123,10 +123,9 @@ class VllmV1Reference(VllmV1Base):
             num_sampled=len(decodes) + sum(chunk.is_last for chunk in chunks),
             num_new_requests=len(plan.admitted),
         )
-        lane = self._num_executed % self.config.pipeline_parallel_size
-        self._change_decoding(lane, decodes, plan)
-        live_tokens = sum(r.num_computed_tokens for r in self._running)
-        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, lane, 0)
+        plan.lane = self._num_executed % self.config.pipeline_parallel_size
+        self._change_decoding(plan.lane, decodes, plan)
+        plan.live_tokens = sum(r.num_computed_tokens for r in self._running)
 
     def _advance(self, row: Row) -> None:
         request = row.request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.request import NEVER, Request
-from sim.step import Admission, BlockedBy, Chunk, Preemption, Step, StepShape
+from sim.step import Admission, BlockedBy, Chunk, Preemption, Step
 
 
 class V1State:
@@ -88,7 +88,8 @@ class V1Step(Step):
 class Plan(V1Step):
     """A step in the making, which is the step when it is made.
 
-    Lists and rows are the planner's to fill; what counts the batch is set when everybody is placed.
+    Lists and rows are the planner's to fill; what counts the batch is set when everybody is placed: shape,
+    live tokens and lane by `_finish_plan`, the rest by `_plan_step`.
     """
 
     __slots__ = ("budget", "carries_prefill", "gate_is_open", "num_running_rows", "threshold")
@@ -105,6 +106,7 @@ class Plan(V1Step):
         self.threshold = threshold
         """Most tokens of one request; 0: no limit."""
         self.gate_is_open = gate_is_open
+        self.tick = 0
         self.num_running_rows = 0
         """How many of the rows are running requests; the admitted ones follow."""
         self.carries_prefill = False
@@ -113,22 +115,3 @@ class Plan(V1Step):
         self.rows, self.chunks = {}, ()
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []
-
-    def describe(
-        self,
-        shape: StepShape,
-        num_running: int,
-        num_waiting: int,
-        used_blocks: int,
-        live_tokens: int,
-        lane: int,
-        tick: int,
-    ) -> None:
-        """The batch as it is when everybody is placed."""
-        self.shape = shape
-        self.num_running = num_running
-        self.num_waiting = num_waiting
-        self.used_blocks = used_blocks
-        self.live_tokens = live_tokens
-        self.lane = lane
-        self.tick = tick
