@@ -83,7 +83,7 @@ class Clock:
     def is_anybody_due(self) -> bool:
         """Whether something else is scheduled for this very nanosecond."""
         queue = self.env._queue
-        return bool(queue) and queue[0][0] <= self.env._now
+        return queue[0][0] <= self.env._now if queue else False
 
     def advance_to(self, time_ns: int) -> bool:
         """Move on to a time (>= now) up to which nothing is scheduled. False, and nothing changed: something is."""

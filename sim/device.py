@@ -44,7 +44,7 @@ class Device:
 
     def is_computing(self, now_ns: int) -> bool:
         """Whether a launched step takes time still. Steps that have ended by `now_ns` must have been popped."""
-        return bool(self._launches) and self._launches[-1][2] > now_ns
+        return self._launches[-1][2] > now_ns if self._launches else False
 
     @property
     def oldest_end_ns(self) -> int:

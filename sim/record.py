@@ -129,6 +129,8 @@ class Recorder:
         self._num_iterations = 0
         self._pack_iteration, self._extend_iterations = self.iterations.pack, self.iterations.extend
         self._pack_chunk, self._extend_chunks = self.chunks.pack, self.chunks.extend
+        self._pack_segment, self._extend_segments = self.segments.pack, self.segments.extend
+        self._pack_request, self._extend_requests = self.requests.pack, self.requests.extend
         self._lane_ticks: dict[int, int] = defaultdict(int)
         self._tables: Tables | None = None
         self._num_preempted = 0
@@ -248,8 +250,8 @@ class Recorder:
         if request.segment_lane != NEVER:
             self._close_segment(request)
         request.is_recorded = True
-        self.requests.extend(
-            self.requests.pack(
+        self._extend_requests(
+            self._pack_request(
                 request.index,
                 request.class_index,
                 request.arrival_ns,
@@ -344,8 +346,8 @@ class Recorder:
         iteration, num_ticks = request.segment_iteration, self._num_ticks_of_open_segment(request)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.extend(
-            self.segments.pack(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
+        self._extend_segments(
+            self._pack_segment(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
         )
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_ticks + (iteration != NEVER)

@@ -105,10 +105,9 @@ class Roofline(CostModel):
         self._host_ns = options.host_us * 1e3
         self._host_request_ns = options.host_us_per_request * 1e3
         self._context_free_decode_ns = cache(lambda decodes, sampled: self._context_free_ns(decodes, (), sampled))
-        """Batches that only decode are few by size and many by number."""
-        self._tokens_ns = cache(self._tokens_ns_anew)
-        self._sampled_ns = cache(self._sampled_ns_anew)
-        # So are the tokens of batches that prefill, next to the batches.
+        """Batches that only decode are few by size and many by number; so are, next to their number, the sizes of
+        batches that prefill."""
+        self._tokens_ns, self._sampled_ns = cache(self._count_tokens_ns), cache(self._lm_head.ns)
 
     @classmethod
     def build(cls, options: CostOptions, target: Target) -> Roofline:
@@ -187,15 +186,12 @@ class Roofline(CostModel):
             ns += self._sampled_ns(num_sampled)
         return ns if self._is_plain else ns + self._special_ns(num_tokens, num_decode, kv_tokens, prefills)
 
-    def _tokens_ns_anew(self, num_tokens: int) -> float:
+    def _count_tokens_ns(self, num_tokens: int) -> float:
         """What every iteration costs, and what its tokens cost wherever they belong."""
         ns = self._fixed_ns + num_tokens * self._token_ns
         for gemm in self._layer_gemms:
             ns += gemm.ns(num_tokens)
         return ns
-
-    def _sampled_ns_anew(self, num_sampled: int) -> float:
-        return self._lm_head.ns(num_sampled)
 
     def _special_ns(
         self, num_tokens: int, num_decode: int, prefill_kv_tokens: int, prefills: tuple[tuple[int, int], ...]

@@ -385,14 +385,13 @@ class VllmV1(VllmV1Reference):
         if not tick:
             return
         self._num_updated_ticks = tick
-        due = self._batch.due.pop_tick(tick)
-        if self._ending:
-            due += self._ending.pop(tick, ())
-        if due:
-            finished.extend([r for r in due if r.due_tick == tick])
+        if tick in self._batch.due:
+            finished += [r for r in self._batch.due.pop_tick(tick) if r.due_tick == tick]
+        if tick in self._ending:
+            finished += [r for r in self._ending.pop(tick) if r.due_tick == tick]
         if len(finished) > 1:
             finished.sort(key=_seat)
-        if self._departures:
+        if tick in self._departures:
             leaving = self._departures.pop_tick(tick)
             departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
             departed.sort(key=_seat)

@@ -89,7 +89,7 @@ class VllmV1Base(Policy):
         longest = request.prompt_tokens + request.max_tokens
         if longest > self._max_model_len:
             longest = self._max_model_len
-        num_blocks = -((1 - longest) // self._block_size)
+        num_blocks = -((1 - longest) // self._block_size)  # the last token is never computed
         if num_blocks <= self.kv.usable_blocks:
             return None
         return f"it may need {num_blocks} KV blocks and the pool has {self.kv.usable_blocks}"
