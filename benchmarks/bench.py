@@ -36,6 +36,7 @@ from sim.engine import Engine
 from sim.gpu import load_gpu
 from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
+from sim.metrics.shares import work_shares
 from sim.model import load_model
 from sim.policies.base import EngineLimits, Policy
 from sim.policies.orca import Orca
@@ -380,7 +381,8 @@ def million() -> None:
     facts = RunFacts(class_names=("all",), num_blocks=0, usable_blocks=policy.usable_blocks, block_size=16)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        save_run(Path(folder), tables, facts, roofline().breakdown(step_arrays(tables)))
+        cost = roofline()
+        save_run(Path(folder), tables, facts, cost.breakdown(step_arrays(tables)), work_shares(tables, cost))
         parquet_s = time.perf_counter() - start
     running = tables.iterations["num_running"]
     print(

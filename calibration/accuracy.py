@@ -232,6 +232,8 @@ def _link(run: Path) -> Link | None:
 def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] | None:
     """The ids of every prompt's full blocks, request by request; None for a trace without any."""
     if not trace.name.removesuffix(".gz").endswith(".jsonl"):
+        lengths = csv_table.read(trace, ["input_toks"], [])["input_toks"].tolist()
+        _check_prompts(trace, lengths, requests, run)
         return None
     try:
         content = trace.read_bytes()
@@ -239,12 +241,15 @@ def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] |
         rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ArtifactError(str(trace), f"cannot be read as JSON lines ({error})") from error
-    lengths = [row.get("input_length") for row in rows]
+    _check_prompts(trace, [row.get("input_length") for row in rows], requests, run)
+    return [row.get("hash_ids") or [] for row in rows]
+
+
+def _check_prompts(trace: Path, lengths: list[int | None], requests: pd.DataFrame, run: Path) -> None:
     if lengths != requests["input_toks"].tolist():
         raise ArtifactError(
-            str(trace), f"its {len(rows)} prompts are not those of {run}", valid="expected row i to be request i"
+            str(trace), f"its {len(lengths)} prompts are not those of {run}", valid="expected row i to be request i"
         )
-    return [row.get("hash_ids") or [] for row in rows]
 
 
 def _write_trace(path: Path, requests: pd.DataFrame, blocks: list[list[int]] | None, block_tokens: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from calibration.attention import Backend, Batch, Row, choose_backend
-from calibration.importers.llmservingsim import CUDA_GRAPH_SIZES
+from calibration.cuda_graphs import VLLM_0_19_0
 from calibration.kernels import Decoder, KVCache, Shard
 from sim.errors import ArtifactError
 from sim.model import Model
@@ -94,7 +94,7 @@ class _Graph:
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Captured batch sizes for so many sequences: enough that all of them fit into one, if 512 do."""
-    return [size for smaller, size in pairwise([0, *CUDA_GRAPH_SIZES]) if smaller < max_num_seqs]
+    return [size for smaller, size in pairwise([0, *VLLM_0_19_0]) if smaller < max_num_seqs]
 
 
 def free_bytes(device: torch.device) -> int:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from calibration.cuda_graphs import VLLM_0_19_0
 from calibration.grids import Floats, term
 from calibration.host import WORK_ON_THE_HOST
-from calibration.importers.llmservingsim import CUDA_GRAPH_SIZES
 from calibration.iterations import correct
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
@@ -327,7 +327,7 @@ def _artifact(
         versions=metadata.versions | ({"driver": metadata.driver} if metadata.driver else {}),
         source="servesim calibrate profile",
         licence="that of whoever timed it",
-        cuda_graph_sizes=CUDA_GRAPH_SIZES if has_graphs else [],
+        cuda_graph_sizes=VLLM_0_19_0 if has_graphs else [],
         terms=terms,
         missing=[*missing, WORK_ON_THE_HOST],
         holdout_error={

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.sped_up import SpedUp
 from sim.device import Device
 from sim.engine import Engine
-from sim.errors import ArtifactError, ScenarioError
+from sim.errors import ArtifactError, InvariantError, ScenarioError
 from sim.gpu import load_gpu
 from sim.kv.memory import KVMemory, derive_kv_memory, kv_dtype_bytes
 from sim.metrics.coverage import coverage_shares, first_beyond
-from sim.metrics.facts import RunFacts
+from sim.metrics.facts import ReplicaFacts, RunFacts
 from sim.metrics.load import step_arrays
+from sim.metrics.replicas import merge_prices, merge_tables
+from sim.metrics.shares import work_shares
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
 from sim.record import Recorder, Tables
 from sim.request import Request
 from sim.results import Results
+from sim.rng import stream
+from sim.router import Member, Router
+from sim.routing.base import ROUTING
+from sim.routing.fleet import FleetOptions
 from sim.scenario import Scenario, is_model_path, load_scenario, parse_scenario
 from sim.step import StepArrays
 from sim.workload.base import Traffic
@@ -35,11 +45,17 @@ from sim.workload.files import resolve_path
 
 @dataclass(frozen=True)
 class Replica:
-    """What a scenario's engine runs, on what, and within which limits."""
+    """What one engine runs, on what, and within which limits."""
 
+    scenario: Scenario
+    """Whose `engine` and `cost` it has."""
     target: Target
     memory: KVMemory
     limits: EngineLimits
+    device_speed: float = 1.0
+    """How many times as fast as the cost model says the device works: for what-ifs."""
+    host_speed: float = 1.0
+    """The same of the host."""
 
 
 def run(scenario: Scenario | Mapping[str, Any] | Path | str) -> Results:
@@ -66,7 +82,15 @@ def replica(scenario: Scenario) -> Replica:
         )
     target = Target(model, gpu, tensor_parallel, kv_dtype_bytes(model, engine.kv_cache_dtype))
     limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks)
-    return Replica(target, memory, limits)
+    return Replica(scenario, target, memory, limits)
+
+
+def replicas(scenario: Scenario) -> list[Replica]:
+    """Every engine of a scenario's fleet, those that are alike being the same object; one without a fleet.
+
+    Raises what `replica` raises.
+    """
+    return [parts for group, number in scenario.replica_groups() for parts in [replica(group)] * number]
 
 
 def draw(scenario: Scenario) -> Traffic:
@@ -84,83 +108,166 @@ def draw(scenario: Scenario) -> Traffic:
 
 
 def cost_model(scenario: Scenario) -> CostModel:
-    """What a scenario's iterations cost. Raises ScenarioError or ArtifactError."""
-    target = replica(scenario).target
+    """What a scenario's iterations cost (its own engine's, in a fleet). Raises ScenarioError or ArtifactError."""
+    parts = replica(scenario)
     with _at(scenario.place):
-        return _cost(scenario, target)
+        return price_model(parts)
 
 
 def simulate(
     scenario: Scenario,
     traffic: Traffic,
+    parts: Sequence[Replica] | None = None,
     *,
     cost: CostModel | None = None,
     clock: Clock | None = None,
     device: Device | None = None,
 ) -> Results:
-    """Run `traffic` through the engine of a scenario, priced by `cost` in place of its own where one is given.
+    """Run `traffic` through the engine or the fleet of a scenario; `parts` are its engines, if not its `replicas`.
 
-    `clock` and `device` stand in for simulated time and for steps that take what they are said to cost: with a
-    clock that follows the time of day and a device that computes, the same engine serves the same requests for real.
+    Iterations are priced by `cost` in place of each engine's own where one is given. `clock` and `device` stand in
+    for simulated time and for steps that take what they are said to cost: with a clock that follows the time of day
+    and a device that computes, the same engine serves the same requests for real. A device serves one engine only.
     """
-    parts = replica(scenario)
+    parts, clock = parts or replicas(scenario), clock or Clock()
+    if device is not None and len(parts) > 1:
+        raise InvariantError(f"one device was given to {len(parts)} engines")
     with _at(scenario.place):
-        policy = _policy(scenario, parts.limits)
-        cost = cost or _cost(scenario, parts.target)
-        _check_requests(scenario, policy, traffic)
-    clock, recorder = clock or Clock(), Recorder()
-    core, aborts = EngineCore(policy), scenario.engine.abort_on_disconnect
-    engine = Engine(clock, core, cost, recorder, aborts=aborts, macro_steps=device is None, device=device)
-    clients = Clients(clock, engine, recorder, traffic)
+        machines = _machines(clock, parts, cost, device)
+        for kind in {id(machine.parts): machine for machine in machines}.values():
+            _check_requests(scenario, kind.policy, traffic)
+    server: Engine | Router = machines[0].engine
+    ledger: Recorder | Router = machines[0].recorder
+    if scenario.fleet is not None:
+        server = ledger = _router(scenario, scenario.fleet, traffic, clock, machines)
+    clients = Clients(clock, server, ledger, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
     with _at(scenario.place):
         clock.run(until_ns=stop_ns)
     clients.stop()
-    tables = recorder.tables()
-    steps = step_arrays(tables)
+    tables = merge_tables(*ledger.tables()) if isinstance(ledger, Router) else ledger.tables()
     with _at(scenario.place):
-        measurements = _measurements(scenario, cost, steps, tables)
-    facts = _facts(scenario, traffic, parts.limits, policy, stop_ns, measurements)
-    return Results(tables, facts, cost.breakdown(steps))
+        return _results(scenario, traffic, machines, tables, stop_ns)
 
 
-def _facts(
-    scenario: Scenario,
-    traffic: Traffic,
-    limits: EngineLimits,
-    policy: Policy,
-    stop_ns: int | None,
-    measurements: dict[str, Any],
-) -> RunFacts:
-    return RunFacts(
+class _Machine(NamedTuple):
+    """One engine of a run and what it is made of."""
+
+    parts: Replica
+    policy: Policy
+    cost: CostModel
+    recorder: Recorder
+    engine: Engine
+
+
+def _machines(
+    clock: Clock, parts: Sequence[Replica], cost_for_all: CostModel | None, device: Device | None
+) -> list[_Machine]:
+    """Engines; those of one kind share their cost model, which has no state."""
+    kinds = {id(own): own for own in parts}
+    costs = {key: cost_for_all or price_model(own) for key, own in kinds.items()}
+    machines = []
+    for own in parts:
+        policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
+        aborts = own.scenario.engine.abort_on_disconnect
+        engine = Engine(
+            clock,
+            EngineCore(policy),
+            cost,
+            recorder,
+            aborts=aborts,
+            macro_steps=device is None,
+            shares_clock=len(parts) > 1,
+            device=device,
+        )
+        machines.append(_Machine(own, policy, cost, recorder, engine))
+    return machines
+
+
+def _router(
+    scenario: Scenario, fleet: FleetOptions, traffic: Traffic, clock: Clock, machines: Sequence[_Machine]
+) -> Router:
+    """Raises ScenarioError for replicas whose answers reach clients in different ways."""
+    if len({machine.policy.streams_answers for machine in machines}) > 1:
+        raise ScenarioError(
+            f"{scenario.place}: fleet.others",
+            "some replicas stream their answers and others do not, so that TTFT would mean two things",
+            remedy="Set release: streaming for those with policy: static.",
+        )
+    members = [Member(machine.engine, machine.recorder) for machine in machines]
+    routing = ROUTING.load(fleet.router.kind, place="fleet.router.kind", allow_imports=scenario.allows_imports)
+    policy = routing.build(fleet.router, len(members), stream(scenario.seed, "router"))
+    return Router(clock, members, policy, traffic.sessions().item)
+
+
+def _results(
+    scenario: Scenario, traffic: Traffic, machines: Sequence[_Machine], tables: Tables, stop_ns: int | None
+) -> Results:
+    """The tables priced and put together with the facts."""
+    own_tables = [machine.recorder.tables() for machine in machines]
+    steps = [step_arrays(own) for own in own_tables]
+    breakdowns = [machine.cost.breakdown(own) for machine, own in zip(machines, steps, strict=True)]
+    shares = [work_shares(own, machine.cost) for machine, own in zip(machines, own_tables, strict=True)]
+    first, limits = machines[0], [machine.parts.limits for machine in machines]
+    kinds = {id(machine.parts): machine.parts for machine in machines}
+    facts = RunFacts(
         class_names=traffic.class_names,
-        num_blocks=limits.num_gpu_blocks,
-        usable_blocks=policy.usable_blocks,
-        block_size=limits.block_size,
+        num_blocks=sum(own.num_gpu_blocks for own in limits),
+        usable_blocks=sum(machine.policy.usable_blocks for machine in machines),
+        block_size=limits[0].block_size,
+        replicas=() if scenario.fleet is None else tuple(_replica_facts(machines)),
         slo=scenario.slo,
         class_slos={entry.name: entry.slo for entry in scenario.traffic if entry.slo},
         warmup_s=scenario.run.warmup_s,
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
-        is_streaming=policy.streams_answers,
+        is_streaming=first.policy.streams_answers,
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
-        cost=measurements,
-        provenance=provenance(scenario, limits),
+        cost=_measurements(machines, steps, own_tables),
+        provenance=provenance(scenario, [parts.limits for parts in kinds.values()]),
     )
+    if scenario.fleet is None:
+        return Results(tables, facts, breakdowns[0], shares[0])
+    return Results(tables, facts, *merge_prices(tables, breakdowns, shares))
 
 
-def _measurements(scenario: Scenario, cost: CostModel, steps: StepArrays, tables: Tables) -> dict[str, Any]:
-    """What the prices of a run rest on; empty for a cost model without measurements.
+def _replica_facts(machines: Sequence[_Machine]) -> Iterator[ReplicaFacts]:
+    for index, machine in enumerate(machines):
+        target, limits = machine.parts.target, machine.parts.limits
+        name = f"{index}: {target.tensor_parallel} × {target.gpu.name}, {machine.parts.scenario.engine.policy}"
+        yield ReplicaFacts(name, limits.num_gpu_blocks, machine.policy.usable_blocks, limits.block_size)
 
-    Raises ArtifactError for iterations beyond them where the scenario does not allow that.
+
+def _measurements(
+    machines: Sequence[_Machine], steps: Sequence[StepArrays], tables: Sequence[Tables]
+) -> dict[str, Any]:
+    """What the prices of a run rest on; empty where no cost model has measurements.
+
+    In a fleet these are those of the first replica that has any, with the shares of all that have. Raises ArtifactError
+    for iterations beyond them where the scenario does not allow that.
     """
-    levels = cost.coverage(steps)
-    if levels is None:
+    known = []
+    for machine, own_steps, own_tables in zip(machines, steps, tables, strict=True):
+        levels = machine.cost.coverage(own_steps)
+        if levels is not None:
+            _check_range(machine.parts.scenario, own_steps, own_tables, levels)
+            known.append((machine, own_tables, levels))
+    if not known:
         return {}
-    out_of_range = getattr(scenario.cost, "out_of_range", "warn")
+    first = known[0][0]
+    times = {name: np.concatenate([own.iterations[name] for _, own, _ in known]) for name in ("start_ns", "end_ns")}
+    coverage = coverage_shares(np.concatenate([levels for *_, levels in known]), times)
+    return first.cost.facts() | {"out_of_range": _out_of_range(first.parts.scenario), "coverage": coverage}
+
+
+def _out_of_range(scenario: Scenario) -> str:
+    return str(getattr(scenario.cost, "out_of_range", "warn"))
+
+
+def _check_range(scenario: Scenario, steps: StepArrays, tables: Tables, levels: NDArray[np.int8]) -> None:
     first = first_beyond(levels)
-    if out_of_range == "error" and first is not None:
+    if _out_of_range(scenario) == "error" and first is not None:
         rows = int(steps.num_decode[first] + tables.iterations["prefill_tokens"][first])
         raise ArtifactError(
             "cost.out_of_range",
@@ -168,21 +275,26 @@ def _measurements(scenario: Scenario, cost: CostModel, steps: StepArrays, tables
             f"{int(steps.decode_context_max[first])}) lies beyond what was measured",
             remedy="Keep batches and contexts smaller, or set cost.out_of_range: warn.",
         )
-    return cost.facts() | {"out_of_range": out_of_range, "coverage": coverage_shares(levels, tables.iterations)}
 
 
-def _policy(scenario: Scenario, limits: EngineLimits) -> Policy:
+def _policy(parts: Replica) -> Policy:
+    scenario = parts.scenario
     policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
-    return policy.build(scenario.engine, limits)
+    return policy.build(scenario.engine, parts.limits)
 
 
-def _cost(scenario: Scenario, target: Target) -> CostModel:
+def price_model(parts: Replica) -> CostModel:
+    """What prices the iterations of a replica. Raises ScenarioError or ArtifactError at a key of its scenario."""
+    scenario = parts.scenario
     cost = COST_MODELS.load(scenario.cost.kind, place="cost.kind", allow_imports=scenario.allows_imports)
     options, artifact = scenario.cost, getattr(scenario.cost, "artifact", None)
     if isinstance(artifact, str):
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
-    return cost.build(options, target)
+    built = cost.build(options, parts.target)
+    if parts.device_speed == parts.host_speed == 1.0:
+        return built
+    return SpedUp(built, parts.device_speed, parts.host_speed)
 
 
 def model_name(scenario: Scenario) -> str:

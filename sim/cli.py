@@ -202,6 +202,29 @@ def explain(
 
 
 @app.command()
+def why(
+    scenario: ScenarioPath,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    with_next_change: Annotated[
+        bool, typer.Option("--next-change", help="also rerun with 10 % more of each resource: what to buy or to raise")
+    ] = False,
+    as_json: AsJson = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Simulate a scenario and say what its latencies are made of and what would change them."""
+    from sim.planning.why import why as explain_run
+    from sim.report.why import why_report
+
+    loaded = _load(scenario, overrides, seed, allow_imports)
+    explanation = explain_run(loaded, with_next_change=with_next_change)
+    if as_json:
+        _print_json(explanation)
+    else:
+        _show(why_report(explanation, title=loaded.name))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from sim.scenario import Scenario

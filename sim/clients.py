@@ -9,20 +9,50 @@ invisible to the server.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from sim.clock import Clock, Priority
-from sim.engine import Engine
-from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
 from sim.workload.base import Traffic
 
 
-class Clients:
-    """Everybody who talks to one engine in a run."""
+class Server(Protocol):
+    """Whom clients send requests to: an `Engine`, or the `Router` of a fleet."""
 
-    def __init__(self, clock: Clock, engine: Engine, recorder: Recorder, traffic: Traffic) -> None:
+    on_release: Callable[[Request], None]
+    on_answer: Callable[[Request], None]
+
+    @property
+    def on_depart(self) -> Callable[[Request], None]:
+        """See `Engine`."""
+
+    @on_depart.setter
+    def on_depart(self, called: Callable[[Request], None]) -> None: ...
+
+    def submit(self, request: Request) -> None:
+        """A request reaches the server now."""
+
+    def cancel(self, request: Request, outcome: Outcome) -> None:
+        """The client of a submitted request leaves now."""
+
+    def stop(self) -> None:
+        """The clock will not go on."""
+
+
+class Ledger(Protocol):
+    """Where the end of a request is written down that the server does not see: a `Recorder`, or a `Router`."""
+
+    def end(self, request: Request, released_ns: int) -> None:
+        """The last word on a request."""
+
+
+class Clients:
+    """Everybody who talks to one server in a run."""
+
+    def __init__(self, clock: Clock, engine: Server, recorder: Ledger, traffic: Traffic) -> None:
         self._clock = clock
         self._engine = engine
         self._recorder = recorder

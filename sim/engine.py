@@ -64,11 +64,13 @@ class Engine:
         *,
         aborts: bool = True,
         macro_steps: bool = True,
+        shares_clock: bool = False,
         device: Device | None = None,
     ) -> None:
         """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
+        `shares_clock`: there are other engines, so the next event of the clock need not disturb this one.
         `device`: what executes the steps; by default one on which each takes the price that `cost` says.
         """
         self._clock = clock
@@ -81,7 +83,10 @@ class Engine:
         self._wakeup: Event | None = None
         self._num_empty_replans = 0
         self._macro_steps = macro_steps
+        self._shares_clock = shares_clock
         self._foreseen: Foreseen | None = None
+        self._num_last_foreseen = MAX_STEADY_STEPS
+        """Steps of the last run that was foreseen that came about."""
         self.on_release: Callable[[Request], None] = _ignore
         """Called once for every request that is over in the engine, however it ended."""
         self.on_answer: Callable[[Request], None] = _ignore
@@ -119,6 +124,26 @@ class Engine:
         if self._aborts:
             self._cancels.append(request)
             self._wake()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its waiting queue, those that it has not looked at included."""
+        return self._core.policy.num_waiting + len(self._arrivals)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that it has admitted and not released."""
+        return self._core.policy.num_unfinished - self._core.policy.num_waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of its KV blocks that is in use by the steps planned so far. Steps that are foreseen stay so."""
+        policy, foreseen = self._core.policy, self._foreseen
+        used_blocks = policy.usable_blocks - policy.free_blocks
+        if foreseen is not None:
+            num_planned = foreseen.num_ended(self._clock.now_ns, "left") + 1
+            used_blocks += sum(foreseen.run.num_new_blocks[:num_planned])
+        return used_blocks / policy.usable_blocks
 
     def sync(self) -> None:
         """Let steps that were only foreseen happen up to now: for whoever acts on the engine.
@@ -184,7 +209,9 @@ class Engine:
         return wakeup
 
     def _max_steps_undisturbed(self) -> int:
-        """About how many steps end before the next thing that is scheduled, which may truncate a run."""
+        """About how many steps end before something truncates a run: the next event, or else as long as last time."""
+        if self._shares_clock:
+            return min(MAX_STEADY_STEPS, 2 * self._num_last_foreseen + MIN_STEADY_STEPS)
         next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
         if not price_ns or next_ns == Infinity:
             return MAX_STEADY_STEPS
@@ -220,17 +247,20 @@ class Engine:
         """
         foreseen, self._foreseen = self._foreseen, None
         assert foreseen is not None
+        self._num_last_foreseen = num_ended
         num_before = len(foreseen.planned_ns) - 1
-        if num_before and num_ended:
-            self._complete_oldest()
         first = max(0, num_ended - num_before)
         if first:
+            if num_before:
+                self._complete_oldest()
             self._recorder.record_steady(foreseen.run, foreseen.times, first)
             self._core.policy.advance_steady(first)
             self._device.skip_to(int(foreseen.times.end_ns[first - 1]))
         for index in range(first, num_planned):
             now_ns = foreseen.planned_at_ns(index)
             self._device.launch(self._core.plan(now_ns), now_ns)
+            if num_before and num_ended and index == 0:
+                self._complete_oldest()
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

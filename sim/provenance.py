@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from sim.storage import atomic_path
 from sim.workload.draw import with_existing_path
 
 
-def resolved(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
+def resolved(scenario: Scenario, limits: Sequence[EngineLimits]) -> dict[str, Any]:
     """The scenario with every default and derived limit written out; itself a valid scenario.
 
+    `limits` has an entry for each kind of engine in the fleet, the scenario's own first.
     Of a trace and its fallback it names the one that was played.
     """
     traffic = [
@@ -29,15 +30,18 @@ def resolved(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
     ]
     played = scenario.model_copy(update={"traffic": traffic})
     data: dict[str, Any] = _without_none(played.model_dump(mode="json", exclude={"compare"}))
-    engine = data["engine"] | {"max_model_len": limits.max_model_len, "num_gpu_blocks": limits.num_gpu_blocks}
-    engine.pop("kv_cache_memory_bytes", None)
-    return data | {"engine": engine}
+    for group, own in zip([data, *data.get("fleet", {}).get("others", ())], limits, strict=True):
+        engine = group.get("engine", {}) | {"max_model_len": own.max_model_len, "num_gpu_blocks": own.num_gpu_blocks}
+        engine.pop("kv_cache_memory_bytes", None)
+        group["engine"] = engine
+    return data
 
 
-def provenance(scenario: Scenario, limits: EngineLimits) -> dict[str, Any]:
+def provenance(scenario: Scenario, limits: Sequence[EngineLimits]) -> dict[str, Any]:
     """Where a result comes from: what was simulated (and its hash), with which versions; nothing that varies by itself.
 
     The hash covers the resolved scenario without its name: runs with equal hashes and versions have equal tables.
+    `limits` as in `resolved`.
     """
     content = resolved(scenario, limits)
     hashed = {key: value for key, value in content.items() if key != "name"}

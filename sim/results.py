@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,13 +14,18 @@ import numpy as np
 from sim.clock import NS_PER_MS, NS_PER_S
 from sim.errors import UserError
 from sim.metrics import summary as shape
+from sim.metrics.bands import Attribution, report_causes
 from sim.metrics.cancellation import cancellations
+from sim.metrics.causes import Causes
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
 from sim.metrics.facts import RunFacts
+from sim.metrics.fleet import fleet_iterations, fleet_kv, replica_summary
 from sim.metrics.latency import LATENCIES, Latency, request_latencies
-from sim.metrics.limits import Breakdown, find_limits
+from sim.metrics.limits import Breakdown, LimitTimes, find_limits, limit_times
 from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, iteration_load, kv_load, waste
 from sim.metrics.occupancy import Spans, owned_spans
+from sim.metrics.replicas import split_tables
+from sim.metrics.shares import WorkShares
 from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
 from sim.metrics.throughput import throughput
 from sim.metrics.tokens import Gaps, TokenTimes
@@ -41,13 +47,38 @@ class Difference(NamedTuple):
 
 
 class Results:
-    """One run. Attributes are computed when first asked for; nothing here changes the tables."""
+    """One run, of one engine or of a fleet. Attributes are computed when first asked for; the tables never change."""
 
-    def __init__(self, tables: Tables, facts: RunFacts, breakdown: Breakdown) -> None:
-        """`breakdown` is what the cost model says of the tables' `step_arrays`."""
+    def __init__(
+        self,
+        tables: Tables,
+        facts: RunFacts,
+        breakdown: Breakdown,
+        shares: WorkShares,
+        fleet: Results | None = None,
+    ) -> None:
+        """`breakdown` and `shares` are what the cost model says of the tables' `step_arrays`.
+
+        `fleet` is the run of the fleet that this engine was a replica of, in whose window it is measured.
+        """
         self.tables = tables
         self.facts = facts
         self.breakdown = breakdown
+        self.shares = shares
+        self._fleet = fleet
+
+    @cached_property
+    def replicas(self) -> tuple[Results, ...]:
+        """Each replica of a fleet as a run of its own, measured in the fleet's window; none if there is no fleet.
+
+        Requests that never left their client are in the fleet's tables only.
+        """
+        return tuple(self._replica(index) for index in range(len(self.facts.replicas)))
+
+    @property
+    def engines(self) -> tuple[Results, ...]:
+        """The replicas, or this run itself: whatever is asked about a device is asked of each of them."""
+        return self.replicas or (self,)
 
     @cached_property
     def tokens(self) -> TokenTimes:
@@ -57,16 +88,20 @@ class Results:
     @cached_property
     def run_window(self) -> Window:
         """From the first arrival to the end of the run."""
+        if self._fleet is not None:
+            return self._fleet.run_window
         return run_window(self.tables, self.facts.stopped_ns)
 
     @cached_property
     def window(self) -> Window:
         """The measurement window."""
+        if self._fleet is not None:
+            return self._fleet.window
         return measurement_window(self.tables, self.run_window, self.facts.warmup_s, self.facts.cut_drain)
 
     @cached_property
     def spans(self) -> Spans:
-        """Which iteration owns which part of the window."""
+        """Which iteration owns which part of the window; meaningless for a fleet, whose iterations overlap."""
         return owned_spans(self.tables.iterations, self.window)
 
     @cached_property
@@ -112,7 +147,51 @@ class Results:
     @cached_property
     def limits(self) -> shape.LimitsReport:
         """What limits the run."""
-        return find_limits(self.tables, self.spans, self.breakdown, self.run_window.end_ns, self.facts.is_closed_loop)
+        return find_limits([engine.limit_times for engine in self.engines], self.facts.is_closed_loop)
+
+    @cached_property
+    def limit_times(self) -> LimitTimes:
+        """How the time of this engine divides."""
+        everyone = (self._fleet or self).tables.requests
+        return limit_times(self.tables, self.spans, self.breakdown, self.run_window.end_ns, everyone)
+
+    @cached_property
+    def kv(self) -> shape.KVUse:
+        """The use of the KV pool, or of all pools of a fleet together."""
+        if self.replicas:
+            return fleet_kv([replica.kv for replica in self.replicas])
+        return kv_load(self.tables, self.spans, self.facts.num_blocks, self.facts.usable_blocks, self.facts.block_size)
+
+    @cached_property
+    def iterations(self) -> shape.Iterations:
+        """Batches and queues. Of a fleet: running and waiting requests of all replicas together, peaks of any one."""
+        load = iteration_load(self.tables, self.spans, self.run_window.end_ns)
+        return fleet_iterations(load, [replica.iterations for replica in self.replicas]) if self.replicas else load
+
+    @cached_property
+    def ttft_causes(self) -> Attribution:
+        """The TTFT of every request that arrived in the window and has one, by cause; replica by replica."""
+        if self.replicas:
+            return Attribution.joined([replica.ttft_causes for replica in self.replicas])
+        latency = self.latencies["ttft"]
+        rows = np.flatnonzero(latency.is_known & self.is_measured)
+        parts = self._causes.ttft(rows, self.facts.is_streaming)
+        return Attribution(np.asarray(latency.values_ns[rows]), np.ones(len(rows), dtype=np.int64), parts)
+
+    @cached_property
+    def itl_causes(self) -> Attribution:
+        """The inter-token gaps of the requests that arrived in the window, by cause; replica by replica.
+
+        Of one engine in the order of `gaps`.
+        """
+        if self.replicas:
+            return Attribution.joined([replica.itl_causes for replica in self.replicas])
+        return Attribution(self.gaps.values_ns, self.gaps.weights, self._causes.itl(self.gaps, self.tokens))
+
+    @cached_property
+    def causes(self) -> shape.CausesReport:
+        """What latencies are made of, and what sets the p99 apart from the median."""
+        return report_causes(self.ttft_causes, self.itl_causes)
 
     @cached_property
     def censored(self) -> dict[str, list[str]]:
@@ -156,7 +235,7 @@ class Results:
         Each file appears under its name only when it is complete.
         """
         summary = json.dumps(self.summary(), indent=2, allow_nan=False) + "\n"
-        paths = save_run(Path(folder), self.tables, self.facts, self.breakdown)
+        paths = save_run(Path(folder), self.tables, self.facts, self.breakdown, self.shares)
         paths.append(Path(folder) / "summary.json")
         with atomic_path(paths[-1]) as path:
             path.write_text(summary, encoding="utf-8")
@@ -166,6 +245,10 @@ class Results:
     def load(cls, folder: str | Path) -> Results:
         """The results that `save` wrote. Raises UserError if `folder` holds none."""
         return cls(*load_run(Path(folder)))
+
+    @cached_property
+    def _causes(self) -> Causes:
+        return Causes(self.tables, self.shares)
 
     @cached_property
     def _measured(self) -> dict[str, Distribution]:
@@ -179,14 +262,16 @@ class Results:
             metrics=self._metrics(self._measured),
             throughput=self._throughput(everyone),
             outcomes=count_outcomes(tables.requests, everyone),
-            kv=kv_load(tables, self.spans, facts.num_blocks, facts.usable_blocks, facts.block_size),
-            iterations=iteration_load(tables, self.spans, self.run_window.end_ns),
+            kv=self.kv,
+            iterations=self.iterations,
+            replicas=self._replica_summaries(),
             limits=self.limits,
+            causes=self.causes,
             makespan_s=self.run_window.duration_ns / NS_PER_S,
             slo=self._slo_report(self.slo_terms, self.is_measured),
             waste=waste(tables),
             client=client_load(tables.requests, self.window, self.run_window.end_ns),
-            cancellation=cancellations(tables, self.tokens),
+            cancellation=cancellations([(engine.tables, engine.tokens) for engine in self.engines]),
             window=self._window_report(),
             censored=self.censored,
             by_class={name: self._class_summary(name) for name in facts.class_names},
@@ -204,6 +289,25 @@ class Results:
             cost=dict(facts.cost) or None,
             provenance=dict(facts.provenance),
         )
+
+    def _replica(self, index: int) -> Results:
+        tables, facts = self.tables, self.facts.replicas[index]
+        is_mine = tables.iterations["replica"] == index
+        chunk_is_mine = is_mine[tables.chunks["iteration"]]
+        own = replace(
+            self.facts,
+            replicas=(),
+            num_blocks=facts.num_blocks,
+            usable_blocks=facts.usable_blocks,
+            block_size=facts.block_size,
+        )
+        breakdown = {resource: ns[is_mine] for resource, ns in self.breakdown.items()}
+        shares = WorkShares(self.shares.decode[is_mine], self.shares.chunk[chunk_is_mine])
+        return Results(split_tables(tables, index), own, breakdown, shares, fleet=self)
+
+    def _replica_summaries(self) -> list[shape.ReplicaSummary]:
+        named = zip(self.facts.replicas, self.replicas, strict=True)
+        return [replica_summary(facts.name, run.tables, run.kv, run.iterations, run.limits) for facts, run in named]
 
     def _metrics(self, distributions: Mapping[str, Distribution]) -> shape.Metrics:
         return shape.Metrics(**{f"{name}_ms": values.stats_ms() for name, values in distributions.items()})

@@ -20,6 +20,7 @@ from sim.gpu import load_gpu
 from sim.metrics.slo import parse_slo
 from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
 from sim.policies.base import POLICIES, EngineOptions
+from sim.routing.fleet import FleetOptions
 from sim.scenario_errors import check_known, scenario_error
 from sim.scenario_file import idle_nulls, lay_over, overlay_from_overrides, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
@@ -100,6 +101,9 @@ class Scenario(Options):
     arrivals: Annotated[ArrivalOptions, OneOf(ARRIVALS)] | None = Field(
         default=None, description="one arrival process for all classes, which split it by their share"
     )
+    fleet: FleetOptions | None = Field(
+        default=None, description="several replicas of the engine behind a router; null: one engine without a router"
+    )
     run: RunOptions = Field(default_factory=RunOptions)
     slo: Slo = Field(default_factory=dict, description="service level objectives: <statistic>_<metric>_ms, ms")
     compare: dict[str, dict[str, Any]] = Field(
@@ -131,6 +135,19 @@ class Scenario(Options):
     def folder(self) -> Path:
         """What relative paths in it are relative to."""
         return self._folder
+
+    def replica_groups(self) -> list[tuple[Scenario, int]]:
+        """Each kind of engine of the fleet as a scenario of its own, and how many there are. Raises ScenarioError."""
+        if self.fleet is None:
+            return [(self, 1)]
+        base = {key: value for key, value in self._data.items() if key not in ("compare", "sweep", "fleet")}
+        groups = [(self, self.fleet.replicas)]
+        for i, group in enumerate(self.fleet.others):
+            place = f"{self.place}: fleet.others[{i}]"
+            data = lay_over(base, group.overlay(), place)
+            alone = parse_scenario(data, place=place, folder=self.folder, allow_imports=self._allow_imports)
+            groups.append((alone, group.replicas))
+        return groups
 
     def variants(self) -> dict[str, Scenario]:
         """The scenarios under `compare`, each of them complete, by name. Raises ScenarioError."""
@@ -191,6 +208,8 @@ def parse_scenario(
         scenario = scenario.model_copy(update={"engine": engine})
     scenario._place, scenario._folder = place, Path(folder)
     scenario._data, scenario._allow_imports = data, allow_imports
+    if scenario.fleet is not None:
+        scenario.replica_groups()
     if scenario.compare:
         scenario.variants()
     return scenario

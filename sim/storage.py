@@ -14,8 +14,9 @@ import numpy as np
 
 from sim.cost.base import Resource
 from sim.errors import UserError
-from sim.metrics.facts import RunFacts
+from sim.metrics.facts import ReplicaFacts, RunFacts
 from sim.metrics.limits import Breakdown
+from sim.metrics.shares import WorkShares
 from sim.record import CHUNK_COLUMNS, ITERATION_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, Columns, Tables
 
 _COLUMNS = {
@@ -26,6 +27,7 @@ _COLUMNS = {
 }
 TABLE_NAMES = tuple(_COLUMNS)
 
+_DECODE_SHARE, _CHUNK_SHARE = "decode_share", "prefill_share"
 _FACTS_KEY = b"servesim"
 _REMEDY = "Give a folder that `servesim run --out` wrote."
 
@@ -44,24 +46,28 @@ def atomic_path(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown) -> list[Path]:
-    """Write every table of a run to `folder` (made if need be); the cost terms are columns of `iterations`."""
+def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown, shares: WorkShares) -> list[Path]:
+    """Write every table of a run to `folder` (made if need be).
+
+    The cost terms are further columns of `iterations`, the shares of `iterations` and `chunks`.
+    """
     import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
     import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {_FACTS_KEY: json.dumps(asdict(facts), sort_keys=True).encode()}
     costs = {_cost_column(resource): breakdown[resource] for resource in Resource}
+    priced = {"iterations": costs | {_DECODE_SHARE: shares.decode}, "chunks": {_CHUNK_SHARE: shares.chunk}}
     paths = []
     for name in TABLE_NAMES:
-        columns = getattr(tables, name) | (costs if name == "iterations" else {})
+        columns = getattr(tables, name) | priced.get(name, {})
         paths.append(folder / f"{name}.parquet")
         with atomic_path(paths[-1]) as path:
             pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
     return paths
 
 
-def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
+def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown, WorkShares]:
     """What `save_run` wrote. Raises UserError for a folder that holds no run, or files of several."""
     tables: dict[str, Columns] = {}
     facts: dict[str, Any] = {}
@@ -76,10 +82,17 @@ def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown]:
                 raise KeyError(next(column for column in columns if column not in tables[name]))
         costs = {resource: tables["iterations"].pop(_cost_column(resource)) for resource in Resource}
         breakdown = {resource: values.astype(np.float64) for resource, values in costs.items()}
-        return Tables(**tables), RunFacts(**facts | {"class_names": tuple(facts["class_names"])}), breakdown
+        shares = WorkShares(tables["iterations"].pop(_DECODE_SHARE), tables["chunks"].pop(_CHUNK_SHARE))
+        return Tables(**tables), _facts(facts), breakdown, shares
     except (KeyError, TypeError) as error:
         found = f"is not a run of this version of servesim (missing or unknown: {error})"
         raise UserError(str(folder), found, remedy=_REMEDY) from error
+
+
+def _facts(data: dict[str, Any]) -> RunFacts:
+    """The facts as JSON has them. Raises TypeError or KeyError for those of another version."""
+    replicas = tuple(ReplicaFacts(**replica) for replica in data["replicas"])
+    return RunFacts(**data | {"class_names": tuple(data["class_names"]), "replicas": replicas})
 
 
 def _read(path: Path) -> tuple[Columns, dict[str, Any]]:

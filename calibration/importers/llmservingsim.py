@@ -43,11 +43,7 @@ ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew_us")
 SKEW_FACTOR = 4.0
 """How many times the short contexts the long ones are, in nearly all rows of `skew`."""
-TILE_ROWS = 64
-"""Rows of the smallest tiles in which kernels for many rows multiply."""
 WITH_EXPERTS = "expected times of experts (`moe`) for a mixture of experts, and for no other model"
-CUDA_GRAPH_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-"""Batch sizes that vLLM 0.11 to 0.19 capture by default (`vllm/config/vllm.py`), up to 512."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,8 @@ def import_profile(
         versions={"vllm": str(meta["vllm_version"]), "cuda": str(meta["cuda_version"])},
         source="LLMServingSim, github.com/casys-kaist/LLMServingSim, profiler/perf",
         licence="MIT",
-        cuda_graph_sizes=CUDA_GRAPH_SIZES,
-        terms=[_tiled(own) for own in terms],
+        cuda_graph_sizes=[],
+        terms=terms,
         missing=missing,
         holdout_error=_holdout(terms),
     )
@@ -185,26 +181,6 @@ def _curve(kind: str, name: str, rows: pd.DataFrame, column: str, calls: int) ->
     if len(points) < 2:
         raise ArtifactError(name, f"was timed at {len(points)} point only", valid="expected two or more")
     return term(kind, name, [points], rising(times), calls)
-
-
-def _tiled(own: Term) -> Term:
-    """A matrix product with its steps where they are: a row more than whole tiles takes what the next point takes.
-
-    Within a tile the times of these files are flat, and between a whole number of tiles and the next point, 16 rows
-    on, they jump; a line between the two would be too low for all but the last of those rows. Points further apart
-    than a tile do not tell where they jump, and are left alone.
-    """
-    if own.kind != "tokens" or not own.name.endswith("_proj"):
-        return own
-    (rows,), us = own.points, own.us
-    points, times = [rows[0]], [us[0]]
-    for i in range(1, len(rows)):
-        if rows[i - 1] % TILE_ROWS == 0 and 1 < rows[i] - rows[i - 1] < TILE_ROWS:
-            points.append(rows[i - 1] + 1)
-            times.append(us[i])
-        points.append(rows[i])
-        times.append(us[i])
-    return term(own.kind, own.name, [np.array(points)], np.array(times), own.calls, "steps right after whole tiles")
 
 
 def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:

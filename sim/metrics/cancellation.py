@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints
@@ -11,21 +13,28 @@ from sim.record import Tables
 from sim.request import NEVER
 
 
-def cancellations(tables: Tables, tokens: TokenTimes) -> Cancellation:
-    """Delays from a client's departure to its KV being free and to blocks being given out again, and waste.
+def cancellations(runs: Sequence[tuple[Tables, TokenTimes]]) -> Cancellation:
+    """Of one engine, or of all engines of a fleet, each with its own tables.
 
-    The delays are of requests that held KV when their client left. Reuse is the first step started at or after
+    Delays from a client's departure to its KV being free and to blocks being given out again, and waste. The
+    delays are of requests that held KV when their client left. Reuse is the first step started at or after
     the release that takes new blocks (any blocks: which ones is not recorded). Tokens for the departed are
     all that steps ending after the departure computed for them, prefill tokens included.
     """
-    requests = tables.requests
-    left_ns, freed_ns = requests["cancelled_ns"], requests["released_ns"]
-    held = (left_ns != NEVER) & (freed_ns != NEVER) & _was_scheduled(tables)
+    num_departed = num_tokens = 0
+    to_free_ns, to_reuse_ns = [], []
+    for tables, tokens in runs:
+        left_ns, freed_ns = tables.requests["cancelled_ns"], tables.requests["released_ns"]
+        held = (left_ns != NEVER) & (freed_ns != NEVER) & _was_scheduled(tables)
+        num_departed += int(np.count_nonzero(left_ns != NEVER))
+        num_tokens += _prefilled(tables) + int(tokens.num_undelivered.sum()) + _in_flight(tables, tokens)
+        to_free_ns.append((freed_ns - left_ns)[held])
+        to_reuse_ns.append(_to_reuse_ns(tables, left_ns[held], freed_ns[held]))
     return Cancellation(
-        num_departed=int(np.count_nonzero(left_ns != NEVER)),
-        to_free_ms=Distribution((freed_ns - left_ns)[held]).stats_ms(),
-        to_reuse_ms=Distribution(_to_reuse_ns(tables, left_ns[held], freed_ns[held])).stats_ms(),
-        tokens_for_departed=_prefilled(tables) + int(tokens.num_undelivered.sum()) + _in_flight(tables, tokens),
+        num_departed=num_departed,
+        to_free_ms=Distribution(np.concatenate(to_free_ns)).stats_ms(),
+        to_reuse_ms=Distribution(np.concatenate(to_reuse_ns)).stats_ms(),
+        tokens_for_departed=num_tokens,
     )
 
 

@@ -9,6 +9,16 @@ from platform import python_version
 from typing import Any
 
 
+@dataclass(frozen=True)
+class ReplicaFacts:
+    """What one replica of a fleet is."""
+
+    name: str
+    num_blocks: int
+    usable_blocks: int
+    block_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """The facts of one run. Plain data: it is stored beside the tables."""
@@ -18,6 +28,9 @@ class RunFacts:
     """Blocks of the pool, counting a null block where the policy has one."""
     usable_blocks: int
     block_size: int
+    replicas: tuple[ReplicaFacts, ...] = ()
+    """Of a fleet, whose tables have a column `replica`; the figures above are then those of all together, and of its
+    first replica's blocks. Empty: one engine without a router."""
     slo: Mapping[str, float] = field(default_factory=dict)
     """Of the whole run: `{"p99_ttft_ms": 500, ...}`."""
     class_slos: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

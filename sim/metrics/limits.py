@@ -20,7 +20,8 @@ stays the arrivals', for open ones are still to come whatever the clients do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from sim.metrics.intervals import Coverage
 from sim.metrics.latency import waits
 from sim.metrics.occupancy import Spans
 from sim.metrics.summary import LimitsReport
-from sim.record import Tables
+from sim.record import Columns, Tables
 from sim.step import BlockedBy
 
 Breakdown = Mapping[Resource, NDArray[np.float64]]
@@ -62,19 +63,35 @@ _CLOSED_LOOP = "the client: it sends its next request after an answer, and nothi
 _WORTH_A_MENTION = 0.1
 
 
-def find_limits(
-    tables: Tables, spans: Spans, breakdown: Breakdown, run_end_ns: int, is_closed_loop: bool
-) -> LimitsReport:
-    """The shares of `spans.window`, and the verdict. O((iterations + requests) × log)."""
+@dataclass(frozen=True)
+class LimitTimes:
+    """How the time of one engine divides, ns."""
+
+    shares_ns: Mapping[str, int]
+    """Each of SHARES; they add up to `total_ns`."""
+    binding_ns: Mapping[str, int]
+    """What would have had to grow for more to be served; the rest of `total_ns` belongs to the arrivals."""
+    total_ns: int
+
+
+def limit_times(
+    tables: Tables, spans: Spans, breakdown: Breakdown, run_end_ns: int, everyone: Columns | None = None
+) -> LimitTimes:
+    """The times of `spans.window`. O((iterations + requests) × log).
+
+    `everyone` is the requests table of the fleet that the engine belongs to: who has not been sent to any engine
+    waits for all of them.
+    """
+    everyone = tables.requests if everyone is None else everyone
     in_engine = waits(tables.requests, run_end_ns, "admitted")
-    at_client = waits(tables.requests, run_end_ns, "queued")
+    at_client = waits(everyone, run_end_ns, "queued")
     held_back = Coverage(*at_client)
-    anywhere = Coverage(*np.concatenate([in_engine, at_client], axis=1))
+    anywhere = Coverage(*(np.concatenate(times) for times in zip(in_engine, at_client, strict=True)))
     idle_ns = _idle(spans, Coverage(*in_engine), anywhere)
     blocked_ns, is_free = _blocked(tables.iterations["blocked_by"], spans)
     start_ns, end_ns = spans.start_ns[is_free], spans.end_ns[is_free]
     largest = _largest_term(breakdown, spans)[is_free]
-    late_ns = np.clip(tables.requests["arrival_ns"].max(initial=0), start_ns, end_ns)
+    late_ns = np.clip(everyone["arrival_ns"].max(initial=0), start_ns, end_ns)
     own_ns = _by_term(end_ns - start_ns - held_back.within(start_ns, end_ns), largest)
     own_late_ns = _by_term(end_ns - late_ns - held_back.within(late_ns, end_ns), largest)
     client_ns = {"client": int(held_back.within(start_ns, end_ns).sum())}
@@ -83,7 +100,14 @@ def find_limits(
         for name, time_ns in part.items():
             shares_ns[name] += time_ns
     binding_ns = {name: shares_ns[name] for name in ("client", *_BLOCKED)} | own_late_ns
-    return _judge(shares_ns, binding_ns, spans.window.duration_ns, is_closed_loop)
+    return LimitTimes(shares_ns, binding_ns, spans.window.duration_ns)
+
+
+def find_limits(times: Sequence[LimitTimes], is_closed_loop: bool) -> LimitsReport:
+    """The shares and the verdict of an engine, or of all engines of a fleet together."""
+    shares_ns = {name: sum(own.shares_ns[name] for own in times) for name in SHARES}
+    binding_ns = {name: sum(own.binding_ns[name] for own in times) for name in times[0].binding_ns}
+    return _judge(shares_ns, binding_ns, sum(own.total_ns for own in times), is_closed_loop)
 
 
 def _idle(spans: Spans, in_engine: Coverage, anywhere: Coverage) -> dict[str, int]:

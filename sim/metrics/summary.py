@@ -143,12 +143,44 @@ class Cancellation(Options):
     tokens_for_departed: int = Field(description="tokens computed by steps that ended after the departure")
 
 
+class ReplicaSummary(Options):
+    """One replica of a fleet: how much came to it, and how busy it was."""
+
+    name: str
+    num_requests: int = Field(description="requests that were sent to it")
+    output_tokens: int = Field(description="tokens that the clients of these received")
+    cached_prompt_tokens: int
+    num_preemptions: int
+    mean_num_running: float | None
+    mean_num_waiting: float | None
+    busy_share: float | None
+    mean_kv_usage: float | None
+    binds: str = Field(description="what limits it")
+
+
 class LimitsReport(Options):
     """What limits the run."""
 
     shares: dict[str, float] = Field(description="time shares that partition the window; they add up to 1")
     binds: str = Field(description="the share that the verdict names")
     verdict: str
+
+
+class CauseBand(Options):
+    """The mean latency between two percentiles, and what it was spent on."""
+
+    low_percent: float
+    high_percent: float
+    mean_ms: float
+    parts_ms: dict[str, float] = Field(description="cause -> its part of the mean, largest first; they add up to it")
+
+
+class CausesReport(Options):
+    """What latencies are made of, by cause (`sim.metrics.causes` says what each means)."""
+
+    ttft: dict[str, CauseBand] = Field(description="band of percentiles (all, p50, p90, p99) -> causes of TTFT")
+    itl: dict[str, CauseBand] = Field(description="the same of the gaps between tokens; empty if there are none")
+    verdicts: list[str] = Field(description="for each of the two, what sets its p99 apart from its median")
 
 
 class SloTermReport(Options):
@@ -216,7 +248,9 @@ class Summary(Options):
     outcomes: Outcomes
     kv: KVUse
     iterations: Iterations
+    replicas: list[ReplicaSummary] = Field(description="of a fleet, in order; empty for one engine without a router")
     limits: LimitsReport
+    causes: CausesReport
     makespan_s: float = Field(description="from the first arrival to the last event of the whole run")
     slo: list[SloTermReport]
     waste: Waste

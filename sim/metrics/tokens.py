@@ -10,6 +10,7 @@ Tokens that were made after their client had left reached nobody: they are count
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -20,15 +21,32 @@ from sim.request import NEVER
 
 
 class Gaps(NamedTuple):
-    """Gaps, shortest first: `values_ns[i]` was seen `weights[i]` times, its later token made by `iteration[i]`."""
+    """Gaps, shortest first: `values_ns[i]` was seen `weights[i]` times.
+
+    Its earlier token was made by iteration `since[i]`, its later one by `iteration[i]`. `edge[i]` is its place
+    among the gaps at the edges of segments, NEVER for one between two ticks.
+    """
 
     values_ns: Ints
     weights: Ints
+    since: Ints
     iteration: Ints
+    edge: Ints
 
     def distribution(self) -> Distribution:
         """All gaps, pooled."""
         return Distribution(self.values_ns, self.weights)
+
+
+class Edge(IntEnum):
+    """What lies between two tokens that are not two ticks of one segment."""
+
+    ENTERS = 0
+    """Nothing: the prefill's token and the first tick, or a change of lane."""
+    PREEMPTED = 1
+    """The request lost its KV and was computed anew."""
+    LEFT_OUT = 2
+    """Steps of its lane decoded without it, for want of budget."""
 
 
 class TokenTimes:
@@ -108,7 +126,18 @@ class TokenTimes:
             [first_tick_ns[enters] - sampled_ns[enters], first_ns[resumes] - self._last_ns[resumes - 1]]
         )
         """Per gap at the edge of a segment: its length."""
+        last_tick_iteration = _pick(self.tick_iteration, self.start + self.num_ticks - 1, ticks)
+        last_iteration = np.where(ticks, last_tick_iteration, self.iteration)
+        self._edge_since = np.concatenate([self.iteration[enters], last_iteration[resumes - 1]])
         self._edge_iteration = np.concatenate([first_tick_iteration[enters], first_iteration[resumes]])
+        self.edge_kind: Ints = np.concatenate([np.full(len(enters), Edge.ENTERS), self._resumption(resumes)])
+        """Per gap at the edge of a segment: its `Edge`."""
+
+    def _resumption(self, resumes: Ints) -> Ints:
+        """The `Edge` before each of these segments, which follow another one of their request."""
+        is_same_lane = self._lane[resumes] == self._lane[resumes - 1]
+        goes_on = np.where(is_same_lane, Edge.LEFT_OUT, Edge.ENTERS)
+        return np.where(self.iteration[resumes] != NEVER, Edge.PREEMPTED, goes_on)
 
     def times_ns(self, row: int) -> Ints:
         """The token times of one request, in order. O(segments + its tokens)."""
@@ -154,9 +183,11 @@ class TokenTimes:
         edges = of[self.edge_row]
         values_ns = np.concatenate([self.tick_end_ns[seen + 1] - self.tick_end_ns[seen], self.edge_ns[edges]])
         weights = np.concatenate([weights[seen], np.ones(np.count_nonzero(edges), dtype=np.int64)])
+        since = np.concatenate([self.tick_iteration[seen], self._edge_since[edges]])
         iteration = np.concatenate([self.tick_iteration[seen + 1], self._edge_iteration[edges]])
+        edge = np.concatenate([np.full(len(seen), NEVER, dtype=np.int64), np.flatnonzero(edges)])
         order = np.argsort(values_ns, kind="stable")
-        return Gaps(values_ns[order], weights[order], iteration[order])
+        return Gaps(values_ns[order], weights[order], since[order], iteration[order], edge[order])
 
 
 def rows_of(requests: Columns, indices: Ints) -> Ints:

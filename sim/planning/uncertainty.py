@@ -41,7 +41,7 @@ def run_with_cost_uncertainty(scenario: Scenario) -> Results:
     band = {name: {key: _band([own[name][key] for own in reruns]) for key in STATISTICS} for name in METRICS}
     uncertainty = {"num_reruns": len(known), "level": LEVEL, "metrics": band}
     facts = replace(results.facts, cost={**results.facts.cost, "uncertainty": uncertainty})
-    return Results(results.tables, facts, results.breakdown)
+    return Results(results.tables, facts, results.breakdown, results.shares)
 
 
 def _band(values: Sequence[float | None]) -> list[float] | None:

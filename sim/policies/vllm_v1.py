@@ -55,6 +55,9 @@ class VllmV1(VllmV1Reference):
         self._others: dict[Request, None] = {}
         """Who runs but is not in the batch of steady decodes."""
         self._num_updated_ticks = 0
+        self._planned_ahead_tick = NEVER
+        """Async: a tick after which the next step was planned before its results were taken in, although by now they
+        have been: steady steps are advanced in another order than they happen in."""
         self._ending: dict[int, list[Request]] = {}
         """Async: members that end with the tick in flight, by tick."""
         self._departures = TickCalendar()
@@ -169,12 +172,13 @@ class VllmV1(VllmV1Reference):
 
     def advance_steady(self, num_steps: int) -> None:
         if self._is_caching:
+            self._planned_ahead_tick = self._batch.tick
             for _ in range(num_steps):
                 self._advance_members()
         else:
             self.kv.take(sum(self._batch.num_growing(num_steps)))
             self._batch.advance(num_steps)
-        self._num_updated_ticks = self._batch.tick
+        self._num_updated_ticks = self._planned_ahead_tick = self._batch.tick
 
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
@@ -322,7 +326,7 @@ class VllmV1(VllmV1Reference):
         completing: list[tuple[Request, int]] = []
         if self._is_async:
             completing = [(r, r.num_computed_tokens + tick - r.joined_tick) for r in batch.at_context(0)]
-        if not self._is_async or tick == self._num_updated_ticks:
+        if not self._is_async or self._num_updated_ticks == tick != self._planned_ahead_tick:
             full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
             completing += [(r, batch.context(r) + 1) for r in full]
         return sorted(completing, key=lambda pair: pair[0].policy_state.seat) if len(completing) > 1 else completing

@@ -39,6 +39,7 @@ _GAP_IN = 0.62
 """Between rows of panels: the ticks of one, the headline of the next."""
 _VALUES_IN = 1.55
 """Room right of a panel for a value and its ratio."""
+_MOST_REPLICAS = 16
 _ABOUT_EQUAL = 0.005
 _WHOLE_SCALE = 4.0
 """Ratios up to this factor share one scale, so that small differences look small."""
@@ -90,19 +91,25 @@ def latency_cdfs(results_by_name: Mapping[str, Results]) -> Figure | None:
     return figure
 
 
-@house_style()
 def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     """Requests running and waiting over time, a line per variant. None if nothing ever ran."""
+    return _timelines(results_by_name, "Load of all variants over time")
+
+
+@house_style()
+def _timelines(results_by_name: Mapping[str, Results], title: str) -> Figure | None:
     ran = {name: run for name, run in results_by_name.items() if len(run.tables.iterations["lane"])}
     if not ran:
         return None
     figure, (running, waiting) = panels([1.8, 1.8])
     names = list(results_by_name)
     for name, run in ran.items():
-        bins, iterations = Bins(run, NUM_COARSE_BINS), run.tables.iterations
+        bins, engines = Bins(run, NUM_COARSE_BINS), [(Bins(engine, NUM_COARSE_BINS), engine) for engine in run.engines]
         look = line_look(names.index(name), len(names))
-        running.plot(bins.centers_s, bins.mean(iterations["num_running"]), label=clipped(name), **look)
-        queue = bins.mean_waiting(iterations["num_waiting"]) + bins.mean_waiting_at_client()
+        level = sum(own.mean(engine.tables.iterations["num_running"]) for own, engine in engines)
+        running.plot(bins.centers_s, level, label=clipped(name), **look)
+        in_engines = sum(own.mean_waiting(engine.tables.iterations["num_waiting"]) for own, engine in engines)
+        queue = in_engines + bins.mean_waiting_at_client()
         waiting.plot(bins.centers_s, queue, label=clipped(name), **look)
     for panel, what in ((running, "running"), (waiting, "waiting")):
         panel.set_ylabel(f"{what}\n(requests)")
@@ -113,8 +120,15 @@ def timelines(results_by_name: Mapping[str, Results]) -> Figure | None:
     cut = _cut_long_runs(waiting, [run.run_window.end_ns / NS_PER_S for run in ran.values()])
     plain_numbers(waiting.xaxis)
     figure.subplots_adjust(hspace=0.14)
-    finish(figure, "Load of all variants over time", _subtitle(results_by_name, "client queues included", cut))
+    finish(figure, title, _subtitle(results_by_name, "client queues included", cut))
     return figure
+
+
+def replica_timelines(results: Results) -> Figure | None:
+    """Requests running and waiting on each replica of a fleet, or on its first ones. None for one engine."""
+    named = zip(results.facts.replicas, results.replicas, strict=True)
+    replicas = {facts.name: replica for facts, replica in list(named)[:_MOST_REPLICAS]}
+    return _timelines(replicas, "Load of the replicas over time")
 
 
 def _cut_long_runs(panel: Axes, ends_s: list[float]) -> str:

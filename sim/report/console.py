@@ -32,6 +32,7 @@ _COMPARED = {
 }
 """Metric -> column head and factor to its unit."""
 GIB = 2**30
+_MOST_REPLICAS = 16
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -84,6 +85,8 @@ def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[Renderabl
     yield Text(title, style="bold")
     yield latency_table(summary["metrics"])
     yield facts_table("", list(_facts(summary)))
+    if summary["replicas"]:
+        yield _replicas_table(summary["replicas"])
     for note in _notes(summary):
         yield Text(f"note: {note}")
     yield limits_line(summary["limits"])
@@ -132,6 +135,22 @@ def limits_line(limits: Mapping[str, Any]) -> Text:
     shares = sorted(limits["shares"].items(), key=lambda item: -item[1])
     named = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
     return Text.assemble(("what limits you: ", "bold"), limits["verdict"], f"\n  of the time: {named}" if named else "")
+
+
+def _replicas_table(replicas: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per replica; of many, the first ones."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("replica", overflow="fold")
+    for head in ("requests", "running", "waiting", "busy", "KV used"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
+    for row in replicas[:_MOST_REPLICAS]:
+        running, waiting = number(row["mean_num_running"], 3), number(row["mean_num_waiting"], 3)
+        shares = [_percent(row[key]) for key in ("busy_share", "mean_kv_usage")]
+        table.add_row(Text(row["name"]), f"{row['num_requests']:,}", running, waiting, *shares, row["binds"])
+    if len(replicas) > _MOST_REPLICAS:
+        table.add_row(f"and {len(replicas) - _MOST_REPLICAS} more")
+    return table
 
 
 def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from sim.report import comparison_plots, latency_plots, timeline_plots
+from sim.report import cause_plots, comparison_plots, latency_plots, timeline_plots
 from sim.report.style import write_png
 from sim.results import Results
 
@@ -21,13 +21,15 @@ Shown = TypeVar("Shown")
 RUN_PLOTS: Mapping[str, Callable[[Results], Figure | None]] = {
     "latency_cdf": latency_plots.latency_cdf,
     "latency_percentiles": latency_plots.latency_percentiles,
+    "latency_causes": cause_plots.latency_causes,
     "ttft_by_prompt": latency_plots.ttft_by_prompt,
     "itl_by_active": latency_plots.itl_by_active,
     "timeline": timeline_plots.timeline,
     "scheduled_tokens": timeline_plots.scheduled_tokens,
     "waste": timeline_plots.waste,
+    "replicas": comparison_plots.replica_timelines,
 }
-"""File name without ending -> what draws it."""
+"""File name without ending -> what draws it. Of a fleet the last one takes the place of pictures of a device."""
 
 COMPARISON_PLOTS: Mapping[str, Callable[[Mapping[str, Results]], Figure | None]] = {
     "compare_latency_cdf": comparison_plots.latency_cdfs,

@@ -40,9 +40,9 @@ _WORTH_A_LINE = 0.05
 
 @house_style()
 def timeline(results: Results) -> Figure | None:
-    """Requests running and waiting, KV use and preemptions over the whole run. None if nothing ever ran."""
+    """Requests running and waiting, KV use and preemptions over the run. None for a fleet, or if nothing ever ran."""
     iterations = results.tables.iterations
-    if len(iterations["lane"]) == 0:
+    if results.replicas or len(iterations["lane"]) == 0:
         return None
     bins = Bins(results)
     has_preempted = bool(iterations["num_preempted"].any())
@@ -68,9 +68,9 @@ def timeline(results: Results) -> Figure | None:
 
 @house_style()
 def scheduled_tokens(results: Results) -> Figure | None:
-    """Tokens per iteration over time, by what they are for. None if nothing ever ran."""
+    """Tokens per iteration over time, by what they are for. None for a fleet, or if nothing ever ran."""
     iterations = results.tables.iterations
-    if len(iterations["lane"]) == 0:
+    if results.replicas or len(iterations["lane"]) == 0:
         return None
     bins = Bins(results, NUM_COARSE_BINS)
     figure, (panel, decode) = panels([2.6, 1.1])
@@ -97,13 +97,13 @@ def scheduled_tokens(results: Results) -> Figure | None:
 
 @house_style()
 def waste(results: Results) -> Figure | None:
-    """Places in the batch kept by finished requests, and padding, over time. None if there is neither."""
+    """Places in the batch kept by finished requests, and padding, over time. None for a fleet, or without either."""
     tables = results.tables
     requests, iterations = tables.requests, tables.iterations
     is_held = (requests["admitted_ns"] != NEVER) & (requests["released_ns"] != NEVER)
     lingers = is_held & (requests["finished_ns"] != NEVER) & (requests["released_ns"] > requests["finished_ns"])
     has_padding = bool(iterations["num_padding_tokens"].any())
-    if not has_padding and not lingers.any():
+    if results.replicas or (not has_padding and not lingers.any()):
         return None
     bins = Bins(results, NUM_COARSE_BINS)
     figure, drawn = panels([_PANEL_IN * 1.6] * (1 + has_padding))

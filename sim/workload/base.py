@@ -82,6 +82,12 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    def sessions(self) -> Ints:
+        """The conversation of each row, numbered from 0; a request outside any is one by itself."""
+        if self.has_next_turn is None:
+            return np.arange(len(self))
+        return np.cumsum(np.append(True, ~self.has_next_turn[:-1])[: len(self)]) - 1
+
     def request(self, row: int) -> Request:
         """A fresh request for one row; `arrival_ns` of one that reacts to an answer is set by its client.
 

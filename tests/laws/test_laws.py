@@ -18,6 +18,10 @@ from sim.clock import NS_PER_MS, Clock
 from sim.core import EngineCore
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
+from sim.metrics.causes import Causes
+from sim.metrics.latency import request_latencies
+from sim.metrics.shares import work_shares
+from sim.metrics.tokens import TokenTimes
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
@@ -299,6 +303,23 @@ def test_causes_come_before_effects(case, pool, traffic):
         assert np.array_equal(happened, requests[f"{mark}_ns"] != NEVER)
         at = requests[f"{mark}_iteration"][happened]
         assert np.array_equal(iterations[edge][at], requests[f"{mark}_ns"][happened])
+
+
+@everywhere
+def test_the_causes_of_every_latency_add_up_to_it(case, pool, traffic):
+    run = run_of(case, pool, traffic)
+    tables, streams = run.tables, run.policy.streams_answers
+    causes = Causes(tables, work_shares(tables, Linear(COST)))
+    latency = request_latencies(tables.requests, int(tables.iterations["end_ns"].max()), streams)["ttft"]
+    rows = np.flatnonzero(latency.is_known)
+    tokens = TokenTimes(tables)
+    gaps = tokens.gaps(np.ones(len(run.rows), dtype=np.bool_))
+    for whole_ns, parts in (
+        (latency.values_ns[rows], causes.ttft(rows, streams)),
+        (gaps.values_ns, causes.itl(gaps, tokens)),
+    ):
+        assert np.array_equal(sum(parts.values(), np.zeros_like(whole_ns)), whole_ns)
+        assert all(part_ns.min() >= 0 for part_ns in parts.values())
 
 
 @everywhere

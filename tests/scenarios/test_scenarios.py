@@ -9,6 +9,7 @@ import sim
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+QUESTIONS = sorted((ROOT / "scenarios" / "questions").glob("*.yaml"))
 NUM_REQUESTS = 250
 """Of each scenario, enough to run all of it."""
 
@@ -19,7 +20,7 @@ def _without_shared_data(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SERVESIM_SHARED", "/nonexistent")
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SCENARIOS + QUESTIONS, ids=lambda path: path.stem)
 def test_it_says_what_it_is_for(path: Path):
     header = re.match(r"(#.*\n)+", path.read_text())
     assert header, "a scenario begins with a comment"

@@ -136,7 +136,7 @@ def test_variants_meet_the_same_requests():
 def test_the_hash_covers_what_is_simulated_and_nothing_else():
     def digest(data: dict) -> str:
         scenario = parse_scenario(data)
-        return provenance(scenario, replica(scenario).limits)["scenario_sha256"]
+        return provenance(scenario, [replica(scenario).limits])["scenario_sha256"]
 
     base = digest(BASE)
     assert digest(BASE | {"name": "other", "compare": {"a": {"seed": 1}}}) == base

@@ -72,16 +72,6 @@ def test_layers_are_counted_and_times_kept(tmp_path):
     assert decode.us == [pytest.approx(attention_us(0, 0, b, k)) for b in BATCHES for k in CONTEXTS]
 
 
-def test_products_step_right_after_whole_tiles_where_points_are_close(tmp_path):
-    folder = profile(tmp_path / "p")
-    rows = [(64, 10), (80, 14), (128, 15), (256, 30)]
-    lines = [f"{name},{n},{us}" for name in ("qkv_proj", "act_fn") for n, us in rows]
-    (folder / "tp1_dense.csv").write_text("\n".join(["layer,tokens,time_us", *lines]))
-    found = {own.name: (own.points[0], own.us) for own in import_profile(folder).of_kind("tokens")}
-    assert found["qkv_proj"] == ([64, 65, 80, 128, 256], [10, 14, 14, 15, 30])
-    assert found["act_fn"] == ([64, 80, 128, 256], [10, 14, 15, 30])
-
-
 def test_skew_is_told_to_be_a_sum_over_repeats_and_taken_per_call(tmp_path):
     skew = import_profile(profile(tmp_path / "p")).of_kind("mixed_skew")[0]
     assert skew.points == [[4, 8], [0.25, 0.5], [0, 48, 768]]

@@ -13,6 +13,7 @@ import sim
 from sim.cost.base import Resource
 from sim.metrics.facts import RunFacts
 from sim.metrics.latency import waits
+from sim.metrics.shares import WorkShares
 from sim.record import Recorder
 from sim.report import comparison_plots, latency_plots, timeline_plots
 from sim.report.plots import COMPARISON_PLOTS, RUN_PLOTS, save_all, save_comparison
@@ -62,7 +63,7 @@ def a_run(name):
     if name == "empty":
         facts = RunFacts(class_names=("chat",), num_blocks=10, usable_blocks=9, block_size=16)
         nothing = {resource: np.zeros(0) for resource in Resource}
-        return Results(Recorder().tables(), facts, nothing)
+        return Results(Recorder().tables(), facts, nothing, WorkShares(np.zeros(0), np.zeros(0)))
     return sim.run(BASE | CASES[name])
 
 
@@ -108,7 +109,15 @@ def test_every_picture_of_every_run_has_titles_and_units_and_stays_on_the_sheet(
 
 def test_the_files_of_a_run(tmp_path: Path):
     written = save_all(a_run("static"), tmp_path / "new")
-    names = ["latency_cdf", "latency_percentiles", "ttft_by_prompt", "timeline", "scheduled_tokens", "waste"]
+    names = [
+        "latency_cdf",
+        "latency_percentiles",
+        "latency_causes",
+        "ttft_by_prompt",
+        "timeline",
+        "scheduled_tokens",
+        "waste",
+    ]
     assert written == [tmp_path / "new" / f"{name}.png" for name in names]  # no ITL: answers are not streamed
     assert sorted((tmp_path / "new").iterdir()) == sorted(written)
     assert imread(written[0]).shape[1] == 1200

@@ -206,8 +206,8 @@ def test_every_mistake_has_a_line():
     assert error_of(data).splitlines() == [
         "x.yaml: seed: expected a whole number, got 'x' (seed of every random stream).",
         "x.yaml: engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once).",
-        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, run, slo, "
-        "compare. Did you mean 'model'?",
+        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, fleet, run, "
+        "slo, compare. Did you mean 'model'?",
     ]
 
 

@@ -13,6 +13,7 @@ from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
 from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
+from sim.metrics.shares import work_shares
 from sim.metrics.summary import summary_schema
 from sim.policies.base import POLICIES, EngineLimits
 from sim.record import Recorder
@@ -73,7 +74,7 @@ def simulate(policy_name, options, num_gpu_blocks, aborts=True, max_connections=
         is_streaming=policy.streams_answers,
         slo={"p99_ttft_ms": 50, "p90_itl_ms": 3},
     )
-    return Results(tables, facts, cost.breakdown(step_arrays(tables)))
+    return Results(tables, facts, cost.breakdown(step_arrays(tables)), work_shares(tables, cost))
 
 
 @pytest.mark.parametrize("aborts", [True, False])

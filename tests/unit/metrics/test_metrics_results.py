@@ -14,6 +14,7 @@ from sim.cost.base import Resource
 from sim.errors import ScenarioError, UserError
 from sim.metrics.facts import RunFacts, versions
 from sim.metrics.load import step_arrays
+from sim.metrics.shares import WorkShares
 from sim.metrics.summary import ALIASES, DEFINITIONS, summary_schema
 from sim.record import Recorder
 from sim.request import NEVER, Outcome
@@ -30,6 +31,13 @@ def breakdown(tables, largest=Resource.BANDWIDTH):
     return {r: duration_ns if r is largest else np.zeros_like(duration_ns) for r in Resource}
 
 
+def shares(tables):
+    """Decodes take half of a mixed step, chunks of one step equal parts."""
+    iterations, iteration = tables.iterations, tables.chunks["iteration"]
+    decode = np.where(iterations["num_decode"] > 0, 1.0 - 0.5 * (iterations["num_prefills"] > 0), 0.0)
+    return WorkShares(decode, 1.0 / np.bincount(iteration, minlength=1)[iteration])
+
+
 @pytest.fixture
 def three(world):
     """0 and 1 share steps; the device idles from 20 to 40 ms; 2 waits 2 ms for the host."""
@@ -44,7 +52,7 @@ def three(world):
 
 
 def results(tables, largest=Resource.BANDWIDTH, **facts):
-    return Results(tables, replace(FACTS, **facts), breakdown(tables, largest))
+    return Results(tables, replace(FACTS, **facts), breakdown(tables, largest), shares(tables))
 
 
 def test_latencies_of_three_requests(three):
@@ -287,7 +295,7 @@ def test_when_nobody_waits_the_arrivals_bind_however_busy_the_device_is(three):
 
 def test_exposed_host_time_is_overhead(three):
     run = results(three)
-    shares = Results(three, FACTS, {r: ns / 4 for r, ns in run.breakdown.items()}).limits.shares
+    shares = Results(three, FACTS, {r: ns / 4 for r, ns in run.breakdown.items()}, run.shares).limits.shares
     assert shares["overhead"] == 5 / 45  # of 3 ms, a quarter is bandwidth; 2 ms are the host's
 
 

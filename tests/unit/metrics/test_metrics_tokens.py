@@ -202,7 +202,7 @@ def test_what_is_computed_for_a_client_that_left_is_counted(world):
     world.step(10, decode=[stays], release=[ignored])
     world.end(stays)
     tables = world.tables()
-    report = cancellations(tables, TokenTimes(tables))
+    report = cancellations([(tables, TokenTimes(tables))])
     assert report.num_departed == 3
     assert report.tokens_for_departed == 1 + 2 + 10
     # The two that held KV at their end: freed at once (admitted at 0), and at the end of the batch (24 to 50).
@@ -220,7 +220,7 @@ def test_at_one_nanosecond_a_departure_comes_before_the_plan_and_reuse_may_follo
     world.end(stays)
     tables = world.tables()
     tokens = TokenTimes(tables)
-    report = cancellations(tables, tokens)
+    report = cancellations([(tables, tokens)])
     assert tokens.num_delivered.tolist() == [2, 3]
     assert report.tokens_for_departed == 0
     assert (report.to_free_ms.max, report.to_reuse_ms.max) == (0, 0)
@@ -231,4 +231,4 @@ def test_a_token_planned_but_not_begun_is_in_flight(world):
     world.step(10, prefill=[left])
     world.step(10, decode=[left], host_ns=5, cancelled_meanwhile=[(left, 12)])
     tables = world.tables()
-    assert cancellations(tables, TokenTimes(tables)).tokens_for_departed == 1
+    assert cancellations([(tables, TokenTimes(tables))]).tokens_for_departed == 1

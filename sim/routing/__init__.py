@@ -1,0 +1,1 @@
+"""Which replica of a fleet a request goes to."""
