@@ -154,13 +154,14 @@ class Engine:
         if foreseen is not None:
             self._cut_short(foreseen)
             num_ended = foreseen.num_ended(self._clock.now_ns, "left")
-            self._settle(num_ended, num_ended + 1)
+            self._settle(foreseen, num_ended, num_ended + 1)
 
     def stop(self) -> None:
         """The clock will not go on: let all that was foreseen up to and including now happen."""
-        if self._foreseen is not None:
-            num_ended = self._foreseen.num_ended(self._clock.now_ns, "right")
-            self._settle(num_ended, num_ended + 1)
+        foreseen = self._foreseen
+        if foreseen is not None:
+            num_ended = foreseen.num_ended(self._clock.now_ns, "right")
+            self._settle(foreseen, num_ended, num_ended + 1)
 
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
@@ -237,16 +238,15 @@ class Engine:
         if foreseen is None:
             return False
         is_planned_ahead = self._core.depth > 1
-        self._settle(foreseen.num_steps - (not is_planned_ahead), foreseen.num_steps)
+        self._settle(foreseen, foreseen.num_steps - (not is_planned_ahead), foreseen.num_steps)
         return is_planned_ahead
 
-    def _settle(self, num_ended: int, num_planned: int) -> None:
+    def _settle(self, foreseen: Foreseen, num_ended: int, num_planned: int) -> None:
         """Let the first `num_ended` of the foreseen steps (see `Foreseen.num_ended`) happen.
 
         Afterwards those are in flight that are among the first `num_planned` of the run and have not ended.
         """
-        foreseen, self._foreseen = self._foreseen, None
-        assert foreseen is not None
+        self._foreseen = None
         self._num_last_foreseen = num_ended
         num_before = len(foreseen.planned_ns) - 1
         first = max(0, num_ended - num_before)
