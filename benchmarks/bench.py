@@ -38,7 +38,7 @@ from sim.metrics.facts import RunFacts
 from sim.metrics.load import step_arrays
 from sim.metrics.shares import work_shares
 from sim.model import load_model
-from sim.policies.base import EngineLimits, Policy
+from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.policies.orca import Orca
 from sim.policies.static import StaticBatching
 from sim.policies.vllm_v1 import VllmV1
@@ -202,6 +202,12 @@ def bench_pressure() -> None:
     )
 
 
+def preset(name: str, limits: EngineLimits, seats: str = "max_num_seqs", **options: object) -> Callable[[int], Policy]:
+    """A maker of an engine with so many seats; `seats` is its own word for them."""
+    cls = POLICIES.load(name)
+    return lambda n: cls.build(cls.Options(policy=name, **{seats: n}, **options), limits)
+
+
 def bench_policies() -> None:
     """Each policy at 32 and 256 running: units per iteration."""
     print("\npolicies (equal requests, all together, macro-steps off): × timeout per iteration at 32 and 256 running")
@@ -210,13 +216,17 @@ def bench_policies() -> None:
         "vllm-v1": lambda n: VllmV1(V1Config(max_num_seqs=n, **AMPLE)),
         "vllm-v1 (reference)": lambda n: VllmV1Reference(V1Config(max_num_seqs=n, **AMPLE)),
         "orca": lambda n: Orca.build(Orca.Options(policy="orca", max_batch_size=n), limits),
+        **{name: preset(name, limits) for name in ("vllm-v0", *(p for p in POLICIES if p.startswith("sarathi")))},
+        "vllm-v0 (chunked)": preset("vllm-v0", limits, enable_chunked_prefill=True),
+        "vtc": preset("vtc", EngineLimits(4096, 1, 8_000_000), "running_max_req_size"),
+        "fastserve": preset("fastserve", limits, "max_batch_size", max_tokens_per_batch=1_000_000),
         "static": lambda n: StaticBatching.build(StaticBatching.Options(policy="static", max_batch_size=n), limits),
     }.items():
         rows = [
             Measured(lambda n=n, make=make: make(n), together(n, 100, 400), macro_steps=False, repeats=3)
             for n in (32, 256)
         ]
-        print(f"{name:>20} " + " ".join(f"{row.units / row.num_iterations:>8.1f}" for row in rows))
+        print(f"{name:>26} " + " ".join(f"{row.units / row.num_iterations:>8.1f}" for row in rows))
 
 
 SCENARIOS = {

@@ -16,7 +16,9 @@ from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
 from sim.cost.sped_up import SpedUp
+from sim.cost.swapping import Swapping
 from sim.device import Device
+from sim.doors.base import build_doors
 from sim.engine import Engine
 from sim.errors import ArtifactError, InvariantError, ScenarioError
 from sim.gpu import load_gpu
@@ -29,6 +31,7 @@ from sim.metrics.shares import work_shares
 from sim.model import load_model
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
+from sim.reception import Reception, reason_names
 from sim.record import Recorder, Tables
 from sim.request import Request
 from sim.results import Results
@@ -81,7 +84,10 @@ def replica(scenario: Scenario) -> Replica:
             model, gpu, tensor_parallel, engine, max_num_batched_tokens=num_tokens, max_num_seqs=num_rows
         )
     target = Target(model, gpu, tensor_parallel, kv_dtype_bytes(model, engine.kv_cache_dtype))
-    limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks)
+    class_names = tuple(entry.name for entry in scenario.traffic)
+    limits = EngineLimits(
+        memory.max_model_len, engine.block_size, memory.num_gpu_blocks, class_names, memory.block_bytes
+    )
     return Replica(scenario, target, memory, limits)
 
 
@@ -170,6 +176,8 @@ def _machines(
     machines = []
     for own in parts:
         policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
+        if policy.may_swap:
+            cost = Swapping(cost, own.limits.block_bytes, own.target.gpu)
         aborts = own.scenario.engine.abort_on_disconnect
         engine = Engine(
             clock,
@@ -179,6 +187,7 @@ def _machines(
             aborts=aborts,
             macro_steps=device is None,
             shares_clock=len(parts) > 1,
+            reception=_reception(own),
             device=device,
         )
         machines.append(_Machine(own, policy, cost, recorder, engine))
@@ -188,12 +197,18 @@ def _machines(
 def _router(
     scenario: Scenario, fleet: FleetOptions, traffic: Traffic, clock: Clock, machines: Sequence[_Machine]
 ) -> Router:
-    """Raises ScenarioError for replicas whose answers reach clients in different ways."""
+    """Raises ScenarioError for replicas whose answers reach clients in different ways, or whose doors differ."""
     if len({machine.policy.streams_answers for machine in machines}) > 1:
         raise ScenarioError(
             f"{scenario.place}: fleet.others",
             "some replicas stream their answers and others do not, so that TTFT would mean two things",
             remedy="Set release: streaming for those with policy: static.",
+        )
+    if len({_turn_away_reasons(machine.parts) for machine in machines}) > 1:
+        raise ScenarioError(
+            f"{scenario.place}: fleet.others",
+            "replicas have different doors, so that reasons to turn requests away would mean different things",
+            remedy="Give every engine the same kinds of doors in admission_control, in the same order.",
         )
     members = [Member(machine.engine, machine.recorder) for machine in machines]
     routing = ROUTING.load(fleet.router.kind, place="fleet.router.kind", allow_imports=scenario.allows_imports)
@@ -223,6 +238,7 @@ def _results(
         cut_drain=scenario.run.cut_drain,
         stopped_ns=stop_ns,
         is_streaming=first.policy.streams_answers,
+        turn_away_reasons=_turn_away_reasons(first.parts),
         is_closed_loop=all(pool.num_clients is not None for pool in traffic.pools),
         cost=_measurements(machines, steps, own_tables),
         provenance=provenance(scenario, [parts.limits for parts in kinds.values()]),
@@ -281,6 +297,16 @@ def _policy(parts: Replica) -> Policy:
     scenario = parts.scenario
     policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
     return policy.build(scenario.engine, parts.limits)
+
+
+def _turn_away_reasons(parts: Replica) -> tuple[str, ...]:
+    return reason_names([door.kind for door in parts.scenario.engine.admission_control])
+
+
+def _reception(parts: Replica) -> Reception:
+    engine = parts.scenario.engine
+    doors = build_doors(engine.admission_control, parts.limits.class_names)
+    return Reception(doors, None if engine.queue_timeout_s is None else to_ns(engine.queue_timeout_s))
 
 
 def price_model(parts: Replica) -> CostModel:

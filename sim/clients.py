@@ -32,6 +32,13 @@ class Server(Protocol):
     @on_depart.setter
     def on_depart(self, called: Callable[[Request], None]) -> None: ...
 
+    @property
+    def on_expire(self) -> Callable[[Request], None]:
+        """See `Engine`."""
+
+    @on_expire.setter
+    def on_expire(self, called: Callable[[Request], None]) -> None: ...
+
     def submit(self, request: Request) -> None:
         """A request reaches the server now."""
 
@@ -79,6 +86,7 @@ class Clients:
         if self._limits or self._reacts:
             engine.on_answer = self._disconnect
         engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
+        engine.on_expire = lambda request: self._leave(request, Outcome.TIMED_OUT)
 
     def start(self) -> None:
         """Schedule the first arrivals."""

@@ -14,9 +14,10 @@ from sim.core import EngineCore
 from sim.cost.base import CostModel
 from sim.device import Device
 from sim.errors import InvariantError
+from sim.reception import NEVER_FITS, Reception
 from sim.record import Recorder
 from sim.request import NEVER, Outcome, Request, Status
-from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes
+from sim.step import NOTHING_ENDED, Finished, SteadyRun, SteadyTimes, Step
 
 MAX_EMPTY_REPLANS = 1000
 """Empty plans in a row at one instant after which an engine counts as livelocked."""
@@ -65,9 +66,12 @@ class Engine:
         aborts: bool = True,
         macro_steps: bool = True,
         shares_clock: bool = False,
+        reception: Reception | None = None,
         device: Device | None = None,
     ) -> None:
-        """`aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
+        """`reception`: turns requests away; None: everybody who could run is let in.
+
+        `aborts`: a request whose client leaves is dropped; otherwise it is computed to its end.
 
         `macro_steps`: steps that are certain to change nothing are advanced at once. The tables are the same.
         `shares_clock`: there are other engines, so the next event of the clock need not disturb this one.
@@ -78,6 +82,7 @@ class Engine:
         self._device = device or Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
+        self._reception = reception or Reception()
         self._arrivals: list[Request] = []
         self._cancels: list[Request] = []
         self._wakeup: Event | None = None
@@ -93,6 +98,8 @@ class Engine:
         """Called when the whole answer of a request has reached its client, which is still there."""
         self.on_depart: Callable[[Request], None] = _ignore
         """Called when a request's client has received the tokens after which it leaves."""
+        self.on_expire: Callable[[Request], None] = _ignore
+        """Called when a request has waited too long: whoever sent it is to cancel it."""
         clock.env.process(self._run())
 
     def submit(self, request: Request) -> None:
@@ -100,14 +107,21 @@ class Engine:
         if self._foreseen is not None:
             self._cut_short(self._foreseen)
         request.queued_ns = self._clock.now_ns
-        if self._core.policy.never_fits(request) is not None:
+        reason: int | None = NEVER_FITS
+        if self._core.policy.never_fits(request) is None:
+            reason = self._reception.reason_to_refuse(request, self._clock.now_ns)
+        if reason is not None:
             request.status = Status.OVER
             request.outcome = Outcome.REJECTED
+            request.turned_away_by = reason
             self._end(request, NEVER)
             return
         self._arrivals.append(request)
         if self._wakeup is not None:
             self._wake()
+        if self._reception.timeout_ns is not None:
+            due_ns = self._clock.now_ns + self._reception.timeout_ns
+            self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).
@@ -121,7 +135,7 @@ class Engine:
         request.num_delivered_tokens = self._recorder.num_tokens(request) if streams else 0
         request.cancelled_ns = self._clock.now_ns
         request.outcome = outcome
-        if self._aborts:
+        if self._aborts or request.turned_away_by != NEVER:
             self._cancels.append(request)
             self._wake()
 
@@ -144,6 +158,13 @@ class Engine:
             num_planned = foreseen.num_ended(self._clock.now_ns, "left") + 1
             used_blocks += sum(foreseen.run.num_new_blocks[:num_planned])
         return used_blocks / policy.usable_blocks
+
+    def _expire(self, request: Request) -> None:
+        """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""
+        self.sync()
+        if self._reception.is_due(request) and request.cancelled_ns == NEVER:
+            request.turned_away_by = self._reception.timeout_reason
+            self.on_expire(request)
 
     def sync(self) -> None:
         """Let steps that were only foreseen happen up to now: for whoever acts on the engine.
@@ -221,7 +242,8 @@ class Engine:
     def _cut_short(self, foreseen: Foreseen) -> None:
         """Something came up: wake at the end of the step that runs now, and foresee no step that is planned then.
 
-        A step that ends at this very nanosecond counts as running.
+        A step that ends at this very nanosecond counts as running. Nothing happens to those that have ended, which
+        doors may not know yet: they look at who waits and at steps with prompts, and there is none among them.
         """
         num_steps = foreseen.num_ended(self._clock.now_ns, "left") + 1
         if num_steps < foreseen.num_steps:
@@ -254,6 +276,7 @@ class Engine:
             if num_before:
                 self._complete_oldest()
             self._recorder.record_steady(foreseen.run, foreseen.times, first)
+            self._reception.observe_busy(int(foreseen.times.start_ns[0]), int(foreseen.times.end_ns[first - 1]))
             self._core.policy.advance_steady(first)
             self._device.skip_to(int(foreseen.times.end_ns[first - 1]))
         for index in range(first, num_planned):
@@ -268,11 +291,24 @@ class Engine:
         _, start_ns, end_ns, host_ns = self._device.pop_oldest()
         if start_ns == end_ns:
             self._recorder.record_preemptions(step)
-            return bool(step.preempted)
+            self._end_dropped(step, end_ns)
+            return bool(step.preempted or step.dropped)
         self._recorder.record(step, start_ns, end_ns, host_ns, finished)
+        if not self._reception.is_open:
+            self._reception.observe(step, start_ns, end_ns)
+        if step.dropped:
+            self._end_dropped(step, end_ns)
         if finished is not NOTHING_ENDED:
             self._tell_clients(finished)
         return True
+
+    def _end_dropped(self, step: Step, end_ns: int) -> None:
+        """Those whom the engine gave up learn of it with the step's results."""
+        for request in step.dropped:
+            if request.cancelled_ns == NEVER:
+                request.outcome = Outcome.REJECTED
+                request.turned_away_by = NEVER_FITS
+            self._end(request, end_ns)
 
     def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:
@@ -322,6 +358,7 @@ class Engine:
             self._end(request, self._clock.now_ns)
 
     def _end(self, request: Request, released_ns: int) -> None:
+        self._reception.admitted(request)
         self._recorder.end(request, released_ns)
         self.on_release(request)
 

@@ -22,6 +22,8 @@ class Gpu:
     fp8_flops: float | None
     link_bytes_per_s: float
     """To the other GPUs of its server, per direction."""
+    host_link_bytes_per_s: float
+    """To host memory, per direction."""
     source: str
 
 
@@ -36,6 +38,7 @@ def _table() -> dict[str, Gpu]:
             bf16_flops=row["bf16_tflops"] * 1e12,
             fp8_flops=None if row["fp8_tflops"] is None else row["fp8_tflops"] * 1e12,
             link_bytes_per_s=row["link_gb_per_s"] * 1e9,
+            host_link_bytes_per_s=row["host_link_gb_per_s"] * 1e9,
             source=row["source"],
         )
         for row in rows

@@ -6,7 +6,8 @@ they appear in the JSON Schema and in error messages.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -14,6 +15,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from sim.errors import ScenarioError, did_you_mean
 from sim.registry import Registry
+
+T = TypeVar("T")
 
 # Of two constraints of one kind pydantic keeps only the one written here: a field that narrows `le` needs
 # `Annotated[Count, Field(le=...)]`. The bound of plain numbers is an `lt`, so that `Field(le=...)` narrows it.
@@ -39,6 +42,19 @@ class Options(BaseModel):
     """Base of all options: frozen, unknown keys are errors, nothing is converted silently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def by_class_index(by_name: Mapping[str, T], class_names: Sequence[str], place: str) -> dict[int, T]:
+    """What options say by name of a request class, by the class's index. Raises ScenarioError at `place`."""
+    for name in by_name:
+        if name not in class_names:
+            raise ScenarioError(
+                place,
+                f"no request class is called {name!r}",
+                valid=f"classes: {', '.join(class_names)}",
+                remedy=did_you_mean(name, class_names),
+            )
+    return {class_names.index(name): value for name, value in by_name.items()}
 
 
 class OneOf:

@@ -67,6 +67,7 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "cached_prompt_tokens",
     "outcome",
+    "turned_away_by",
 )
 SEGMENT_COLUMNS = ("request", "iteration", "lane", "first_tick", "num_ticks")
 
@@ -114,7 +115,8 @@ class Tables:
     """One row per prefill chunk; `iteration` is a row of `iterations`, `context` what was in cache before."""
     requests: Columns
     """One row per request that arrived, sorted by `request`. `output_tokens` are those that its client
-    received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`."""
+    received; `recomputed_tokens` counts tokens whose KV was lost to preemptions; `outcome` is an `Outcome`,
+    `turned_away_by` the number of the reason why the engine did not serve it (`RunFacts.turn_away_reasons`)."""
     segments: Columns
 
 
@@ -245,7 +247,7 @@ class Recorder:
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.
 
-        `released_ns` is when its KV was free; NEVER for one that never held any or holds it still.
+        `released_ns` is when its KV was free; NEVER for one that was refused at the door or holds it still.
         """
         if request.segment_lane != NEVER:
             self._close_segment(request)
@@ -270,6 +272,7 @@ class Recorder:
                 request.recomputed_tokens,
                 request.cached_prompt_tokens,
                 request.outcome,
+                request.turned_away_by,
             )
         )
 

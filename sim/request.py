@@ -72,6 +72,7 @@ class Request:
         "cancelled_ns",
         "num_delivered_tokens",
         "outcome",
+        "turned_away_by",
         "is_recorded",
         "segment_iteration",
         "segment_lane",
@@ -129,6 +130,7 @@ class Request:
         self.cancelled_ns = NEVER
         self.num_delivered_tokens = 0
         self.outcome = Outcome.FINISHED
+        self.turned_away_by = NEVER
         self.is_recorded = False
         self.segment_iteration = NEVER
         self.segment_lane = NEVER

@@ -19,10 +19,19 @@ from sim.metrics.cancellation import cancellations
 from sim.metrics.causes import Causes
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
 from sim.metrics.facts import RunFacts
+from sim.metrics.fairness import fairness
 from sim.metrics.fleet import fleet_iterations, fleet_kv, replica_summary
 from sim.metrics.latency import LATENCIES, Latency, request_latencies
 from sim.metrics.limits import Breakdown, LimitTimes, find_limits, limit_times
-from sim.metrics.load import client_load, count_outcomes, gaps_by_batch_size, iteration_load, kv_load, waste
+from sim.metrics.load import (
+    client_load,
+    count_outcomes,
+    count_turned_away,
+    gaps_by_batch_size,
+    iteration_load,
+    kv_load,
+    waste,
+)
 from sim.metrics.occupancy import Spans, owned_spans
 from sim.metrics.replicas import split_tables
 from sim.metrics.shares import WorkShares
@@ -262,6 +271,7 @@ class Results:
             metrics=self._metrics(self._measured),
             throughput=self._throughput(everyone),
             outcomes=count_outcomes(tables.requests, everyone),
+            turned_away=count_turned_away(tables.requests, everyone, facts.turn_away_reasons),
             kv=self.kv,
             iterations=self.iterations,
             replicas=self._replica_summaries(),
@@ -274,6 +284,9 @@ class Results:
             cancellation=cancellations([(engine.tables, engine.tokens) for engine in self.engines]),
             window=self._window_report(),
             censored=self.censored,
+            fairness=fairness(
+                tables.requests, self.tokens, self.window, self.run_window.end_ns, self.latencies, facts.class_names
+            ),
             by_class={name: self._class_summary(name) for name in facts.class_names},
             by_prompt_tokens=[
                 shape.PromptBucket(low=low, high=high, ttft_ms=values.stats_ms())
@@ -348,6 +361,7 @@ class Results:
             metrics=self._metrics(distributions),
             throughput=self._throughput(mine),
             outcomes=count_outcomes(self.tables.requests, mine),
+            turned_away=count_turned_away(self.tables.requests, mine, self.facts.turn_away_reasons),
             slo=self._slo_report(parse_slo(self.facts.class_slos.get(name, {}), f"slo of {name}"), measured),
         )
 

@@ -68,6 +68,16 @@ class Router:
         for member in self._members:
             member.engine.on_depart = called
 
+    @property
+    def on_expire(self) -> Callable[[Request], None]:
+        """Called when a request has waited too long in its engine's queue."""
+        return self._members[0].engine.on_expire
+
+    @on_expire.setter
+    def on_expire(self, called: Callable[[Request], None]) -> None:
+        for member in self._members:
+            member.engine.on_expire = called
+
     def submit(self, request: Request) -> None:
         """A request reaches the router, and its engine, now."""
         index = request.index

@@ -7,7 +7,7 @@ that decodes; a step names only who joined them, who left, and who prefills.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -114,6 +114,8 @@ class Step:
     left: Sequence[Request] = ()
     admitted: Sequence[Admission] = ()
     preempted: Sequence[Preemption] = ()
+    dropped: Sequence[Request] = field(default=(), kw_only=True)
+    """Requests that the engine gave up while it planned: they are over, and hold nothing."""
 
     @property
     def is_empty(self) -> bool:

@@ -92,7 +92,8 @@ def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown, WorkShares]:
 def _facts(data: dict[str, Any]) -> RunFacts:
     """The facts as JSON has them. Raises TypeError or KeyError for those of another version."""
     replicas = tuple(ReplicaFacts(**replica) for replica in data["replicas"])
-    return RunFacts(**data | {"class_names": tuple(data["class_names"]), "replicas": replicas})
+    tuples = {name: tuple(data[name]) for name in ("class_names", "turn_away_reasons")}
+    return RunFacts(**data | tuples | {"replicas": replicas})
 
 
 def _read(path: Path) -> tuple[Columns, dict[str, Any]]:

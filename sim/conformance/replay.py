@@ -102,5 +102,11 @@ def _is_different(name: str, logged: Line, replayed: Line) -> bool:
 REPLAYS: Registry[Replay] = Registry(
     "engine",
     "sim.conformance.replay:Replay",
-    {"vllm": "sim.conformance.vllm_v1:VllmV1Replay"},
+    {
+        "vllm": "sim.conformance.vllm_v1:VllmV1Replay",
+        "vtc": "sim.conformance.vtc:VtcReplay",
+        "fastserve": "sim.conformance.fastserve:FastServeReplay",
+        "vllm_v0": "sim.conformance.vllm_v0:VllmV0Replay",
+        "sarathi": "sim.conformance.sarathi:SarathiReplay",
+    },
 )

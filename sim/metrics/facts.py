@@ -44,6 +44,8 @@ class RunFacts:
     """Whether clients see tokens as they are made, not whole answers at their release."""
     is_closed_loop: bool = False
     """Whether all arrivals are reactions to answers: no class is an open loop."""
+    turn_away_reasons: tuple[str, ...] = ("never_fits",)
+    """Why the engine may have turned a request away, by the number in the requests table."""
     cost: Mapping[str, Any] = field(default_factory=dict)
     """What a cost model that rests on measurements says of them and of how far the run stayed within them."""
     provenance: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sim.metrics.distribution import Bools, Distribution, Ints, each_bucket
@@ -20,6 +22,16 @@ def count_outcomes(requests: Columns, of: Bools) -> Outcomes:
     """How many of the requests in `of` ended in each way."""
     counts = np.bincount(requests["outcome"][of], minlength=len(Outcome))
     return Outcomes(**{outcome.name.lower(): int(counts[outcome]) for outcome in Outcome})
+
+
+def count_turned_away(requests: Columns, of: Bools, reasons: Sequence[str]) -> dict[str, int]:
+    """How many of the requests in `of` the engine turned away, by reason; `reasons` are their names by number."""
+    away = requests["turned_away_by"][of]
+    counts: dict[str, int] = {}
+    for number, count in enumerate(np.bincount(away[away != NEVER])):
+        if count:  # two doors of one kind are one reason
+            counts[reasons[number]] = counts.get(reasons[number], 0) + int(count)
+    return counts
 
 
 def iteration_load(tables: Tables, spans: Spans, run_end_ns: int) -> Iterations:

@@ -6,7 +6,7 @@ and shares of the window. A number that was not observed is null.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -82,8 +82,8 @@ class Outcomes(Options):
 
     finished: int
     cancelled: int = Field(description="the client left")
-    rejected: int = Field(description="turned away: can never fit")
-    timed_out: int = Field(description="the client left at its deadline")
+    rejected: int = Field(description="turned away: can never fit, or a door refused it")
+    timed_out: int = Field(description="the client left at its deadline, or the request waited longer than it may")
     unfinished: int = Field(description="the run ended first")
 
 
@@ -158,6 +158,51 @@ class ReplicaSummary(Options):
     binds: str = Field(description="what limits it")
 
 
+class Slowdown(Options):
+    """End-to-end latency over the time since the first admission, of finished requests; 1: it never waited."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p99: float | None
+    max: float | None
+
+
+class ClientService(Options):
+    """What one client, that is one request class, got."""
+
+    service: int = Field(
+        description="prompt tokens of requests admitted in the window, and twice the output tokens received in it"
+    )
+    service_per_s: float | None
+    longest_wait_ms: float | None = Field(
+        description="longest time in the engine's queue before the first admission, of requests that arrived in the "
+        "window; those who left before it and those who wait still count with the time until then"
+    )
+    slowdown: Slowdown
+
+
+class SlowdownBucket(Options):
+    """Finished requests with `low` to `high` tokens, prompt and answer."""
+
+    low: int
+    high: int
+    slowdown: Slowdown
+
+
+class Fairness(Options):
+    """How service and waits are spread over several clients."""
+
+    by_client: dict[str, ClientService]
+    jain_index: float | None = Field(
+        description="(sum of services)² / (clients × sum of their squares): 1 if all got the same, 1 / clients if one "
+        "got everything"
+    )
+    service_difference: int = Field(description="service of the client that got most less that of the one with least")
+    peak_service_difference: int = Field(description="the largest such difference from the window's start on")
+    slowdown_by_tokens: list[SlowdownBucket]
+
+
 class LimitsReport(Options):
     """What limits the run."""
 
@@ -193,12 +238,22 @@ class SloTermReport(Options):
     is_censored: bool = Field(description="requests that had not ended could change the value")
 
 
+TurnedAway = Annotated[
+    dict[str, int],
+    Field(
+        description="requests that the engine itself rejected or timed out, by reason: never_fits, the kind of a door, "
+        "queue_timeout"
+    ),
+]
+
+
 class ClassSummary(Options):
     """The requests of one class."""
 
     metrics: Metrics
     throughput: Throughput
     outcomes: Outcomes
+    turned_away: TurnedAway
     slo: list[SloTermReport]
 
 
@@ -246,6 +301,7 @@ class Summary(Options):
     metrics: Metrics
     throughput: Throughput
     outcomes: Outcomes
+    turned_away: TurnedAway
     kv: KVUse
     iterations: Iterations
     replicas: list[ReplicaSummary] = Field(description="of a fleet, in order; empty for one engine without a router")
@@ -260,6 +316,7 @@ class Summary(Options):
     censored: dict[str, list[str]] = Field(
         description="metric -> statistics that requests which had not ended when the run did could move by over 1 %"
     )
+    fairness: Fairness | None = Field(description="null for a single request class")
     by_class: dict[str, ClassSummary]
     by_prompt_tokens: list[PromptBucket]
     by_output_tokens: list[OutputBucket]

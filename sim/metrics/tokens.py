@@ -175,6 +175,17 @@ class TokenTimes:
             + np.count_nonzero((sampled_ns >= start_ns) & (sampled_ns <= end_ns))
         )
 
+    def num_tokens_by(self, times_ns: Ints, of: Bools) -> Ints:
+        """Tokens that have reached the clients of the requests in `of` by each of these times."""
+        mine = of[self.row]
+        streams = _coverage(self.start[mine], self.num_ticks[mine], len(self.tick_end_ns))
+        order = np.argsort(self.tick_end_ns, kind="stable")  # ticks are sorted by lane
+        from_ticks = np.concatenate([[0], np.cumsum(streams[order])])
+        sampled_ns = np.sort(self._end_ns[self.iteration[mine & (self.iteration != NEVER)]])
+        ticks_by_then = np.searchsorted(self.tick_end_ns[order], times_ns, side="right")
+        by_then: Ints = from_ticks[ticks_by_then] + np.searchsorted(sampled_ns, times_ns, side="right")
+        return by_then
+
     def gaps(self, of: Bools) -> Gaps:
         """Every gap between consecutive tokens of the requests in `of`."""
         mine = of[self.row] & (self.num_ticks > 1)

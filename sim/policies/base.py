@@ -14,9 +14,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
+from sim.doors.base import DOORS, DoorOptions
 from sim.errors import InvariantError
 from sim.gpu import Gpu
-from sim.options import Count, Options, Share
+from sim.options import Count, OneOf, Options, PositiveSeconds, Share
 from sim.registry import Registry
 from sim.request import Request
 from sim.step import Finished, SteadyRun, Step
@@ -39,6 +40,12 @@ class EngineOptions(Options):
     gpu_memory_utilization: Share = Field(default=0.9, description="part of the GPU's memory that the engine may use")
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8"] = Field(
         default="auto", description="element type of KV; auto: the model's own type"
+    )
+    admission_control: tuple[Annotated[DoorOptions, OneOf(DOORS)], ...] = Field(
+        default=(), description="doors that turn requests away when they arrive, asked in this order"
+    )
+    queue_timeout_s: PositiveSeconds | None = Field(
+        default=None, description="seconds that a request may wait for its first admission; then it is turned away"
     )
     abort_on_disconnect: bool = Field(
         default=True, description="free a request's KV when its client leaves; false: compute it to its end"
@@ -69,6 +76,10 @@ class EngineLimits:
     block_size: int
     num_gpu_blocks: int
     """Blocks of the pool, counting a null block where the policy has one."""
+    class_names: tuple[str, ...] = ()
+    """Names of the traffic's request classes, by `request.class_index`."""
+    block_bytes: int = 0
+    """KV of one block on one GPU; 0 where no model is known."""
 
 
 class About(NamedTuple):
@@ -84,19 +95,57 @@ class About(NamedTuple):
     """What else one must know to use it."""
 
 
+class Axes(NamedTuple):
+    """Where a policy stands in the grid of all schedulers: on each axis on which they differ, in a few words."""
+
+    batch: str
+    """Who may join and leave, and when."""
+    step: str
+    """What a step consists of."""
+    order: str
+    """Who comes first in it."""
+    kv_admission: str
+    """KV that must be free for an admission."""
+    preemption: str
+    """What happens when KV runs out."""
+    victim: str
+    """Who that happens to, and where they go."""
+    head_of_line: str
+    """What happens when the next one does not fit."""
+    prefill_pacing: str
+    """When admissions are held back although there is room."""
+    queue_order: str
+    """Who is next."""
+    limits: str
+    """Units of the limits of a step."""
+
+
 class Policy(ABC):
     """Decides each iteration. One instance serves one engine for one run."""
 
     Options: ClassVar[type[EngineOptions]]
     about: ClassVar[About] = About()
+    own_axes: ClassVar[Axes | None] = None
+    """Its place in the grid with default options, where no preset says it."""
     max_in_flight: int = 1
     """Batches that may be planned before the oldest one's results are processed."""
-    follows_arrival_order: ClassVar[bool] = True
+    follows_arrival_order: bool = True
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
+    reads_clock: bool = False
+    """Whether decisions depend on how long steps take: cheaper steps may then end later (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    may_swap: bool = False
+    """Whether steps may move blocks between GPU and host memory."""
+    longest_overrun: int = 0
+    """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
+
+    @classmethod
+    def axes(cls) -> Axes | None:
+        """Its place in the grid with default options; None for a policy that does not say."""
+        return cls.own_axes
 
     @classmethod
     @abstractmethod
@@ -198,7 +247,15 @@ POLICIES: Registry[Policy] = Registry(
     "sim.policies.base:Policy",
     {
         "vllm-v1": "sim.policies.vllm_v1:VllmV1",
+        "vllm-v0": "sim.policies.vllm_v0:VllmV0",
+        "sarathi": "sim.policies.sarathi:Sarathi",
+        "sarathi-vllm": "sim.policies.sarathi:SarathiVllm",
+        "sarathi-orca": "sim.policies.sarathi:SarathiOrca",
+        "sarathi-faster-transformer": "sim.policies.sarathi:SarathiFasterTransformer",
+        "sarathi-simple-chunking": "sim.policies.sarathi:SarathiSimpleChunking",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
+        "vtc": "sim.policies.vtc:Vtc",
+        "fastserve": "sim.policies.fastserve:FastServe",
     },
 )

@@ -2,8 +2,12 @@
 
 The first iteration prefills all prompts of the batch, each later one decodes. With a queue delay this is
 traditional dynamic batching: an idle engine lets the oldest request wait for company. A delay has no
-effect while a batch runs, for then the next batch forms by itself. With `max_batch_size: 1` it is serving
-without batching.
+effect while a batch runs, for then the next batch forms by itself. Preferred sizes are sent as soon as one is
+reached, without those beyond it, as long as nobody has waited for the whole delay. With `max_batch_size: 1` it
+is serving without batching.
+
+What else Triton's batcher has stands in other options: priority levels and time-outs that only delay in the
+`triton` queue order, time-outs that reject in `queue_timeout_s`, a longest queue in a `queue_limit` door.
 
 Padded compute makes the batch a rectangle: prompts are padded to the longest one, and finished members
 keep their row until the end. Rows are kept no longer than `max_model_len`. With early exit every row has
@@ -22,13 +26,15 @@ Sarathi-Serve, `faster_transformer_scheduler.py` (early exit).
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from sim.clock import NS_PER_MS
-from sim.options import NonNegative
-from sim.policies.base import About, EngineLimits
+from sim.options import Count, NonNegative
+from sim.policies.base import About, Axes, EngineLimits
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
 from sim.step import BlockedBy, Finished, Step, StepShape
@@ -44,6 +50,9 @@ class StaticOptions(WholePromptOptions):
         le=1e9,
         description="how long an idle engine lets the oldest request wait for a full batch; 0: not at all",
     )
+    preferred_batch_size: tuple[Count, ...] = Field(
+        default=(), description="sizes that are sent without waiting for more; each at most max_batch_size"
+    )
     compute: Literal["padded", "early_exit"] = Field(
         default="padded",
         description="padded: prompts as long as the longest, finished rows still computed; early_exit: neither",
@@ -52,6 +61,17 @@ class StaticOptions(WholePromptOptions):
         default="at_batch_end",
         description="at_batch_end: all answers leave together; streaming: tokens leave as they come",
     )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        for size in self.preferred_batch_size:
+            if size > self.max_batch_size:
+                raise PydanticCustomError(
+                    "size_too_large",
+                    "a preferred batch size of {size} exceeds max_batch_size {most}",
+                    {"size": size, "most": self.max_batch_size},
+                )
+        return self
 
 
 class StaticBatching(WholePromptPolicy):
@@ -64,11 +84,24 @@ class StaticBatching(WholePromptPolicy):
         proof="whole logs worked out by hand from their sources, not logs of the real systems",
         note="with max_queue_delay_ms it is dynamic batching, with max_batch_size: 1 no batching",
     )
+    own_axes = Axes(
+        "when all are done",
+        "prefills or decodes, whole prompts",
+        "one batch at a time",
+        "max_tokens of the padded batch",
+        "never happens",
+        "nobody",
+        "stops admission",
+        "queue delay",
+        "fcfs",
+        "requests, padded tokens",
+    )
 
     def __init__(self, options: StaticOptions, limits: EngineLimits) -> None:
         super().__init__(options, limits)
         self.streams_answers = options.release == "streaming"
         self._is_padded = options.compute == "padded"
+        self._preferred = frozenset(options.preferred_batch_size)
         self._max_queue_delay_ns = round(options.max_queue_delay_ms * NS_PER_MS)
         self._members: dict[Request, None] = {}
         self._longest_prompt = 0
@@ -81,7 +114,7 @@ class StaticBatching(WholePromptPolicy):
     def cancel(self, request: Request) -> bool:
         """Drop a waiting request. A member of the batch must stay until its end: False."""
         if request.status is Status.WAITING:
-            del self._waiting[request]
+            self.queue.remove(request)
             self._release(request)
             return True
         if not self._is_padded:
@@ -118,17 +151,22 @@ class StaticBatching(WholePromptPolicy):
     @property
     def num_unfinished(self) -> int:
         """Waiting requests and members of the batch."""
-        return len(self._waiting) + len(self._members)
+        return len(self.queue) + len(self._members)
 
     def wake_ns(self) -> int | None:
         """When the oldest waiting request has waited long enough for company."""
-        if self._members or not self._waiting or not self._max_queue_delay_ns:
+        if self._members or not len(self.queue) or not self._max_queue_delay_ns:
             return None
-        return next(iter(self._waiting)).queued_ns + self._max_queue_delay_ns
+        return min(request.queued_ns for request in self.queue) + self._max_queue_delay_ns
+
+    def _steady_obstacle(self) -> BlockedBy | None:
+        if self._is_padded or self._aborted or self._left:
+            return None  # rows for nobody are counted step by step
+        return BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING
 
     def _decode(self) -> Step:
         left, self._left = self._left, []
-        blocked_by = BlockedBy.ADMISSION if self._waiting else BlockedBy.NOTHING
+        blocked_by = BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING
         shape = self._rectangle() if self._is_padded else self._own_rows()
         return self._step(shape, blocked_by, len(self._members), left=left)
 
@@ -146,18 +184,36 @@ class StaticBatching(WholePromptPolicy):
         )
 
     def _form(self, now_ns: int) -> Step:
-        chosen, num_blocks, blocked_by = self._select()
+        chosen, blocked_by = self._take_fitting(now_ns)
+        num_sent = self._num_to_send(chosen, blocked_by, now_ns)
+        for request in reversed(chosen[num_sent:]):
+            self.queue.put_back(request, now_ns)
+        if num_sent:
+            return self._start(chosen[:num_sent], blocked_by if num_sent == len(chosen) else BlockedBy.ADMISSION)
+        return self._step(StepShape(), BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING, 0)
+
+    def _num_to_send(self, chosen: Sequence[Request], blocked_by: BlockedBy, now_ns: int) -> int:
+        """How many of those who could form a batch now are sent; 0: they wait for company."""
+        if not chosen:
+            return 0
+        is_late = now_ns - min(request.queued_ns for request in chosen) >= self._max_queue_delay_ns
+        preferred = max((size for size in self._preferred if size <= len(chosen)), default=0)
+        if preferred and not (self._max_queue_delay_ns and is_late):
+            return preferred
         is_full = blocked_by is not BlockedBy.NOTHING or len(chosen) == self._max_batch_size
-        if not chosen or not (is_full or now_ns - chosen[0].queued_ns >= self._max_queue_delay_ns):
-            return self._step(StepShape(), BlockedBy.ADMISSION if chosen else BlockedBy.NOTHING, 0)
-        for request in chosen:
-            self._members[request] = None
-            if self._is_padded:
-                self._admit(request, num_blocks // len(chosen))
-            else:
-                self._admit(request, self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens))
+        return len(chosen) if is_full or is_late else 0
+
+    def _start(self, chosen: Sequence[Request], blocked_by: BlockedBy) -> Step:
+        """Prefill a batch of these, who are out of the queue."""
         self._longest_prompt = max(r.prompt_tokens for r in chosen)
         self._first_tick = self._running.tick
+        longest_answer = max(r.max_tokens for r in chosen)
+        for request in chosen:
+            lengths = (request.prompt_tokens, request.max_tokens)
+            if self._is_padded:
+                lengths = (self._longest_prompt, longest_answer)
+            self._members[request] = None
+            self._seat(request, self._kv.blocks_to_reserve(*lengths))
         shape = self._own_rows(chosen)
         if self._is_padded:
             shape = shape._replace(
@@ -166,21 +222,23 @@ class StaticBatching(WholePromptPolicy):
             )
         return self._step(shape, blocked_by, len(chosen), chosen)
 
-    def _select(self) -> tuple[list[Request], int, BlockedBy]:
-        """The head of the queue that fits into an empty pool, the blocks for it, and what the next one lacks."""
+    def _take_fitting(self, now_ns: int) -> tuple[list[Request], BlockedBy]:
+        """The head of the queue that fits into an empty pool, taken out of it, and what the next one lacks."""
         chosen: list[Request] = []
         num_blocks = longest_prompt = longest_answer = 0
-        for request in self._waiting:
+        self.queue.begin_admission(now_ns)
+        while (request := self.queue.head(now_ns)) is not None:
             if len(chosen) == self._max_batch_size:
-                return chosen, num_blocks, BlockedBy.SLOTS
+                return chosen, BlockedBy.SLOTS
             if self._is_padded:
                 longest_prompt = max(longest_prompt, request.prompt_tokens)
                 longest_answer = max(longest_answer, request.max_tokens)
-                num_needed = (len(chosen) + 1) * self._kv.blocks_to_reserve(longest_prompt, longest_answer)
+                num_blocks = (len(chosen) + 1) * self._kv.blocks_to_reserve(longest_prompt, longest_answer)
             else:
-                num_needed = num_blocks + self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
-            if num_needed > self._kv.usable_blocks:
-                return chosen, num_blocks, BlockedBy.KV
+                num_blocks += self._kv.blocks_to_reserve(request.prompt_tokens, request.max_tokens)
+            if num_blocks > self._kv.usable_blocks:
+                self.queue.refused(request)
+                return chosen, BlockedBy.KV
+            self.queue.take(request, now_ns)
             chosen.append(request)
-            num_blocks = num_needed
-        return chosen, num_blocks, BlockedBy.NOTHING
+        return chosen, BlockedBy.ADMISSION if len(self.queue) else BlockedBy.NOTHING

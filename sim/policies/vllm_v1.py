@@ -20,7 +20,8 @@ from sim.batch import RunningBatch, TickCalendar
 from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT
-from sim.policies.base import About, EngineLimits, EngineOptions
+from sim.policies.base import About, Axes, EngineLimits, EngineOptions
+from sim.policies.vllm_v1_axes import VllmV1Axes, is_moved
 from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
@@ -46,6 +47,18 @@ class VllmV1(VllmV1Reference):
         "stages run on the plain reference planner; speculative decoding is not offered in scenarios. Where they are "
         "not given, budget and sequences are those of vLLM's API server on the GPU (8192 and 1024 on an H100)",
     )
+    own_axes = Axes(
+        "every step",
+        "prefills and decodes, prompts in chunks",
+        "running in order of admission, then new",
+        "the step's chunk, the whole prompt reserved",
+        "recompute",
+        "last of those who run; front of the queue",
+        "stops admission",
+        "always",
+        "fcfs",
+        "requests, tokens",
+    )
 
     def __init__(self, config: V1Config) -> None:
         if not is_covered(config):
@@ -66,8 +79,9 @@ class VllmV1(VllmV1Reference):
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> VllmV1Reference:  # type: ignore[override]  # falls back
-        config = V1Config.resolve(cast("VllmV1Options", options), limits)
-        return planner_for(config)
+        own = cast("VllmV1Options", options)
+        config = V1Config.resolve(own, limits)
+        return VllmV1Axes(config, own, limits) if is_moved(own) else planner_for(config)
 
     # ------------------------------------------------------------------ who is in the batch
 

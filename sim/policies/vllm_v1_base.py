@@ -129,6 +129,12 @@ class VllmV1Base(Policy):
         request.status = Status.OVER
         self.kv.free(request)
 
+    def _unseat(self, request: Request) -> None:
+        """Take a request out of those that run; it will be back."""
+        self._before_unseating(request)
+        del self._running[request]
+        request.policy_state.decoding_lane = NEVER
+
     def _before_unseating(self, request: Request) -> None:
         """Room for a planner that keeps more about those that run."""
 
@@ -186,8 +192,7 @@ class VllmV1Base(Policy):
         while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
             victim = self._choose_victim()
             self._unplan(victim, plan)
-            self._before_unseating(victim)
-            del self._running[victim]
+            self._unseat(victim)
             self._preempt(victim, request, plan)
             victims.append(victim)
         return victims
@@ -208,7 +213,6 @@ class VllmV1Base(Policy):
         self.kv.free(victim)
         victim.status = Status.PREEMPTED
         victim.num_computed_tokens = 0
-        state.decoding_lane = NEVER
         state.num_placeholders = 0
         if self._is_speculative:
             victim.policy_state.num_draft_tokens = 0

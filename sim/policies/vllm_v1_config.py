@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from sim.errors import ScenarioError
 from sim.gpu import Gpu
-from sim.options import Count, CountOrZero, Share
+from sim.options import Count, CountOrZero, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
+from sim.policies.grid.pressure import PressureKind
+from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
+from sim.queues.fcfs import FcfsOptions
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,17 @@ class SchedulerOptions(EngineOptions):
 
 class VllmV1Options(SchedulerOptions):
     """What a scenario may say: options of `vllm serve`. Those that have no model here are refused by name."""
+
+    preemption: PressureKind = Field(
+        default="recompute", description="when a block is lacking: recompute (vLLM's own), swap, pause or reject"
+    )
+    num_cpu_blocks: CountOrZero = Field(default=2048, description="KV blocks of host memory, for preemption: swap")
+    prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
+        default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
+    )
+    queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
+        default=FcfsOptions(), description="who is next in the waiting queue, instead of vLLM's own order"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -130,7 +130,8 @@ class VllmV1Reference(VllmV1Base):
     def _advance(self, row: Row) -> None:
         request = row.request
         state: V1State = request.policy_state
-        request.num_computed_tokens = num_computed = row.context + row.num_tokens
+        row.context = context = request.num_computed_tokens
+        request.num_computed_tokens = num_computed = context + row.num_tokens
         state.num_in_flight_tokens += row.num_tokens
         if num_computed < request.prompt_tokens + request.num_output_tokens + state.num_placeholders:
             state.is_mid_prefill = True

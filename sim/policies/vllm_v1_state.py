@@ -62,10 +62,10 @@ class Row(Chunk):
     __slots__ = ("epoch", "is_chunk", "is_padded", "num_drafts", "num_sampled")
 
     def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool, num_drafts: int = 0) -> None:
-        """A row whose step is in the making: `is_last` is set when the request advances."""
+        """A row whose step is in the making: `context` and `is_last` are set when the request advances."""
         self.request = request
         self.num_tokens = num_tokens
-        self.context = request.num_computed_tokens
+        self.context = 0
         self.is_last = False
         """A token is sampled, for decodes too."""
         self.epoch = epoch
@@ -109,6 +109,7 @@ class Plan(V1Step):
         self.tick = 0
         self.num_running_rows = 0
         """How many of the rows are running requests; the admitted ones follow."""
+        self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0
         self.blocked_by = BlockedBy.NOTHING

@@ -1,4 +1,4 @@
-"""What the policies from before paging share: whole prompts, reserved contiguous KV, an FCFS queue.
+"""What the policies from before paging share: whole prompts, reserved contiguous KV, a waiting queue.
 
 A prompt runs in one iteration and yields the first token; from the next one on the request decodes with
 everybody else, one token per tick of a RunningBatch. KV for its longest possible course is reserved at
@@ -8,19 +8,21 @@ in flight at a time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
 from sim.batch import RunningBatch
 from sim.errors import InvariantError
 from sim.kv.contiguous import ContiguousKV, Reserve
-from sim.options import Count
+from sim.options import Count, OneOf
 from sim.policies.base import EngineLimits, EngineOptions, Policy
+from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
+from sim.queues.fcfs import FcfsOptions
 from sim.request import NEVER, Request, Status
-from sim.step import Admission, BlockedBy, Chunk, Step, StepShape
+from sim.step import Admission, BlockedBy, Chunk, SteadyRun, Step, StepShape
 
 
 class WholePromptOptions(EngineOptions):
@@ -30,6 +32,9 @@ class WholePromptOptions(EngineOptions):
     reserve: Reserve = Field(
         default="max_tokens",
         description="KV that a request reserves: max_tokens (its prompt + max_tokens) or max_model_len",
+    )
+    queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
+        default_factory=FcfsOptions, description="who is next in the waiting queue"
     )
 
     def largest_pass(self, longest: int) -> tuple[int, int]:
@@ -45,7 +50,11 @@ class WholePromptPolicy(Policy):
         self._max_batch_size = options.max_batch_size
         self._max_model_len = limits.max_model_len
         self._kv = ContiguousKV(limits.num_gpu_blocks, limits.block_size, limits.max_model_len, options.reserve)
-        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self.queue = build_order(
+            options.queue_order,
+            Setting(limits.class_names, options.max_batch_size, limits.num_gpu_blocks * limits.block_size),
+        )
+        self.follows_arrival_order = self.queue.is_arrival_order
         self._prefilling: dict[Request, None] = {}
         """Admitted in the step in flight; they decode from the next one on."""
         self._running = RunningBatch(limits.block_size)
@@ -53,6 +62,8 @@ class WholePromptPolicy(Policy):
         """Those of the running batch whose first decode is in the next step."""
         self._is_decoding = False
         """Whether the step in flight decodes: the running batch has then ticked ahead of its results."""
+        self._planned_ns = 0
+        """When the last step was planned."""
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -65,9 +76,37 @@ class WholePromptPolicy(Policy):
         return self._kv.never_fits(request.prompt_tokens, request.max_tokens)
 
     def add(self, request: Request) -> None:
-        """Append to the queue. The answer ends at `max_model_len` at the latest."""
+        """Put in the queue. The answer ends at `max_model_len` at the latest."""
         request.num_target_tokens = min(request.num_target_tokens, self._max_model_len - request.prompt_tokens)
-        self._waiting[request] = None
+        self.queue.add(request, request.queued_ns)
+
+    def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
+        """Until somebody's answer ends, where the head of the queue stays out for certain."""
+        running, next_tick = self._running, self._running.due.next_tick()
+        if self._prefilling or self._joined or next_tick is None:
+            return None
+        num_steps = min(max_steps, next_tick - running.tick)
+        blocked_by = self._steady_obstacle() if num_steps >= min_steps else None
+        if blocked_by is None:
+            return None
+        return SteadyRun(
+            StepShape(len(running), *running.context_sums(), (), len(running)),
+            [0] * num_steps,
+            len(self.running()),
+            len(self.queue),
+            blocked_by,
+            self._kv.used_blocks,
+            running.context_sum,
+        )
+
+    def advance_steady(self, num_steps: int) -> None:
+        """Everybody who decodes gets so many tokens; their KV has been theirs from the start."""
+        self._running.advance(num_steps)
+        self.queue.advance(num_steps)
+
+    @abstractmethod
+    def _steady_obstacle(self) -> BlockedBy | None:
+        """What keeps the head of the queue out while the same requests decode; None when that is not certain. Pure."""
 
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         """Decodes in running order, then prompts."""
@@ -75,13 +114,13 @@ class WholePromptPolicy(Policy):
         return decodes + [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
 
     def waiting(self) -> list[Request]:
-        """The queue in order of arrival."""
-        return list(self._waiting)
+        """The queue in its order."""
+        return list(self.queue)
 
     @property
     def num_waiting(self) -> int:
         """Length of the queue."""
-        return len(self._waiting)
+        return len(self.queue)
 
     @property
     def free_blocks(self) -> int:
@@ -101,7 +140,7 @@ class WholePromptPolicy(Policy):
             raise InvariantError(f"the batch holds {held} blocks, the pool lacks {self._kv.used_blocks}")
         if len(members) > self._max_batch_size:
             raise InvariantError(f"{len(members)} requests in a batch of at most {self._max_batch_size}")
-        if any(r.num_blocks or r.status is not Status.WAITING for r in self._waiting):
+        if any(r.num_blocks or r.status is not Status.WAITING for r in self.queue):
             raise InvariantError("a waiting request holds blocks or is not marked as waiting")
         if not set(members).issuperset(self._running) or not set(self._running).issuperset(self._joined):
             raise InvariantError("somebody decodes who is not in the batch")
@@ -131,6 +170,7 @@ class WholePromptPolicy(Policy):
         self._is_decoding = len(self._running) > 0
         if self._is_decoding:
             self._running.advance()
+            self.queue.advance()
         joined, self._joined = self._joined, {}
         for request in admitted:
             request.num_computed_tokens = request.prompt_tokens
@@ -138,7 +178,7 @@ class WholePromptPolicy(Policy):
         return Step(
             shape,
             num_running,
-            len(self._waiting),
+            len(self.queue),
             self._kv.used_blocks,
             sum([r.num_blocks for r in admitted]),
             self._running.context_sum + sum([r.num_computed_tokens for r in admitted]),
@@ -150,14 +190,15 @@ class WholePromptPolicy(Policy):
             admitted=[Admission(r, 0, False) for r in admitted],
         )
 
-    def _admit(self, request: Request, num_blocks: int) -> None:
-        """Move a request from the queue into the batch, with its stretch of KV."""
-        del self._waiting[request]
+    def _seat(self, request: Request, num_blocks: int) -> None:
+        """A request that was taken out of the queue enters the batch, with its stretch of KV."""
         request.status = Status.RUNNING
         self._kv.allocate(request, num_blocks)
 
     def _release(self, request: Request) -> None:
         """The request is gone and its KV is free."""
+        if request.num_blocks:
+            self.queue.released(request, request.num_output_tokens)
         request.status = Status.OVER
         self._kv.free(request)
 
@@ -167,6 +208,7 @@ class WholePromptPolicy(Policy):
             del self._prefilling[request]
             return False
         self._running.leave(request)
+        self.queue.stop_decoding(request)
         if self._is_decoding:
             request.num_output_tokens -= 1
         if request in self._joined:
@@ -187,9 +229,11 @@ class WholePromptPolicy(Policy):
                 running.postpone(request, request.num_target_tokens - num_output_tokens)
             else:
                 running.leave(request)
+                self.queue.stop_decoding(request)
                 finished.append(request)
         for request in self._prefilling:
             request.num_output_tokens = 1
+            self.queue.served(request, 1)
             if request.num_target_tokens == 1:
                 finished.append(request)
                 continue
@@ -198,6 +242,7 @@ class WholePromptPolicy(Policy):
                 departed.append(request)
                 num_received = request.num_target_tokens
             running.join(request, num_received - 1)
+            self.queue.start_decoding(request, 2)
             self._joined[request] = None
         self._prefilling.clear()
         return finished, departed

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from sim.gpu import gpus
 from sim.model import models
-from sim.policies.base import POLICIES, EngineOptions
+from sim.policies.base import POLICIES, EngineOptions, Policy
 
 GIB = 2**30
 
@@ -47,9 +49,29 @@ def policy_rows() -> list[dict[str, Any]]:
     """One row per policy: what it says of itself, and the options that it has beyond those of every engine."""
     policies = {name: POLICIES.load(name) for name in POLICIES}
     return [
-        {"policy": name, **policy.about._asdict(), "options": _option_rows(policy.Options, beyond=EngineOptions)}
+        {
+            "policy": name,
+            **policy.about._asdict(),
+            "axes": _axes(policy),
+            "options": _option_rows(policy.Options, beyond=EngineOptions),
+        }
         for name, policy in policies.items()
     ]
+
+
+def grid_rows() -> list[dict[str, Any]]:
+    """One row per policy that says where it stands in the grid: its value on each axis, and what proves it."""
+    rows = []
+    for name in POLICIES:
+        policy = POLICIES.load(name)
+        if axes := _axes(policy):
+            rows.append({"policy": name, **axes, "copies": policy.about.copies, "proof": policy.about.proof})
+    return rows
+
+
+def _axes(policy: type[Policy]) -> dict[str, str]:
+    axes = policy.axes()
+    return axes._asdict() if axes else {}
 
 
 def engine_option_rows() -> list[dict[str, Any]]:
@@ -60,7 +82,17 @@ def engine_option_rows() -> list[dict[str, Any]]:
 def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | None = None) -> list[dict[str, Any]]:
     known = beyond.model_fields if beyond else ()
     return [
-        {"option": name, "default": field.default, "meaning": field.description}
+        {"option": name, "default": _default(field), "meaning": field.description}
         for name, field in options.model_fields.items()
         if name not in known
     ]
+
+
+def _default(field: FieldInfo) -> Any:
+    """What an option is if nothing is said: for options of their own their kind, for an empty list nothing."""
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default)) or None
+    return getattr(default, "kind", default)

@@ -60,16 +60,43 @@ def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+_AXES = {
+    "batch": "who joins",
+    "step": "a step",
+    "order": "in it first",
+    "kv_admission": "KV at admission",
+    "preemption": "KV runs out",
+    "victim": "victim",
+    "prefill_pacing": "pacing",
+    "queue_order": "queue",
+    "limits": "limits",
+}
+"""Axes of the grid that are shown, and their headings."""
+
+
 def policies_report(
     policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
 ) -> Iterator[RenderableType]:
-    """What each policy does, whom it copies and how far to trust that; then its options."""
+    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options."""
+    yield from grid_report(policies)
     for row in policies:
         yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
         yield facts_table("", [(key, row[key]) for key in ("copies", "proof", "note")])
         yield rows_table("", row["options"])
         yield ""
     yield rows_table("options of every policy", engine_options)
+
+
+def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """One row per policy with its value on each axis, for default options."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 1, 0))
+    for heading in ("policy", *_AXES.values()):
+        table.add_column(heading, overflow="fold")
+    for row in policies:
+        if row["axes"]:
+            table.add_row(Text(row["policy"], style="bold"), *(Text(row["axes"][axis]) for axis in _AXES))
+    yield Text("engines and the axes on which they differ (with default options)", style="bold")
+    yield table
 
 
 def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
@@ -89,6 +116,8 @@ def summary_report(summary: Mapping[str, Any], title: str) -> Iterator[Renderabl
         yield _replicas_table(summary["replicas"])
     for note in _notes(summary):
         yield Text(f"note: {note}")
+    if summary["fairness"]:
+        yield from fairness_report(summary["fairness"])
     yield limits_line(summary["limits"])
 
 
@@ -130,6 +159,23 @@ def latency_table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
+def fairness_report(fairness: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What each client got and how long it waited for it, and how equal that is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("client", overflow="fold")
+    for head in ("service/s", "longest wait, ms", "slowdown mean", "p99", "max"):
+        table.add_column(head, justify="right")
+    for name, client in fairness["by_client"].items():
+        figures = [client["service_per_s"], client["longest_wait_ms"]]
+        figures += [client["slowdown"][statistic] for statistic in ("mean", "p99", "max")]
+        table.add_row(Text(name), *(number(figure) for figure in figures))
+    yield table
+    yield Text(
+        f"service counts a prompt token once and an output token twice: Jain index {number(fairness['jain_index'])}, "
+        f"difference {number(fairness['service_difference'])}, {number(fairness['peak_service_difference'])} at peak"
+    )
+
+
 def limits_line(limits: Mapping[str, Any]) -> Text:
     """The last line: what limits the run."""
     shares = sorted(limits["shares"].items(), key=lambda item: -item[1])
@@ -161,8 +207,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(throughput['output_tokens_per_s'])} output tokens/s"
         + _goodput(throughput.get("goodput_requests_per_s")),
     )
-    outcomes = {name: count for name, count in summary["outcomes"].items() if count or name == "finished"}
-    yield "requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())
+    yield "requests", _outcomes(summary["outcomes"], summary["turned_away"])
     yield (
         "KV cache",
         f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
@@ -175,6 +220,12 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{number(iterations['mean_scheduled_tokens'])} tokens scheduled",
     )
     yield "makespan", f"{number(summary['makespan_s'])} s"
+
+
+def _outcomes(outcomes: Mapping[str, int], turned_away: Mapping[str, int]) -> str:
+    ended = [f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items() if count or name == "finished"]
+    reasons = [f"{count:,} by {name}" for name, count in turned_away.items() if name != "never_fits"]
+    return ", ".join(ended) + (f"; turned away: {', '.join(reasons)}" if reasons else "")
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:

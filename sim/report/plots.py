@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from sim.report import cause_plots, comparison_plots, latency_plots, timeline_plots
+from sim.report import cause_plots, comparison_plots, fairness_plots, latency_plots, timeline_plots
 from sim.report.style import write_png
 from sim.results import Results
 
@@ -27,6 +27,7 @@ RUN_PLOTS: Mapping[str, Callable[[Results], Figure | None]] = {
     "timeline": timeline_plots.timeline,
     "scheduled_tokens": timeline_plots.scheduled_tokens,
     "waste": timeline_plots.waste,
+    "service": fairness_plots.service,
     "replicas": comparison_plots.replica_timelines,
 }
 """File name without ending -> what draws it. Of a fleet the last one takes the place of pictures of a device."""

@@ -2,10 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sim.cli import app
+from sim.doors.base import DOORS
+from sim.queues.base import QUEUE_ORDERS
+from sim.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -36,6 +40,12 @@ def test_every_command_is_named_in_it(path: Path):
     text = path.read_text("utf-8")
     commands = {str(command.callback.__name__) for command in app.registered_commands if command.callback}
     assert {name for name in commands if not re.search(rf"`{name}`|servesim {name}\b", text)} == set()
+
+
+@pytest.mark.parametrize("registry", [QUEUE_ORDERS, DOORS], ids=lambda registry: registry.what)
+def test_every_order_and_door_has_its_row(registry: Registry[Any]):
+    rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "queues.md").read_text("utf-8"), re.MULTILINE)
+    assert set(registry) - set(re.findall(r"`(\w+)`", " ".join(rows))) == set()
 
 
 def test_every_folder_of_tests_has_its_row():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sim.clients import Clients
-from sim.clock import NS_PER_MS, Clock
+from sim.clock import NS_PER_MS, Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
@@ -31,6 +31,9 @@ from sim.workload.traffic import TrafficClass
 
 NUM_SLOTS = 4
 TOKEN_BUDGET = 32
+AGE_S = 0.01
+HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
+NOISY = {"kind": "lognormal", "sigma": 0.5}
 VARIANTS = {
     "static": {
         "padded": {"max_batch_size": NUM_SLOTS},
@@ -39,14 +42,129 @@ VARIANTS = {
         "early exit, streaming": {"max_batch_size": NUM_SLOTS, "compute": "early_exit", "release": "streaming"},
         "window": {"max_batch_size": NUM_SLOTS, "max_queue_delay_ms": 7.0},
         "no batching": {"max_batch_size": 1},
+        "Triton": {
+            "max_batch_size": NUM_SLOTS,
+            "preferred_batch_size": (2, NUM_SLOTS),
+            "max_queue_delay_ms": 7.0,
+            "queue_order": {"kind": "triton", "priority_levels": 2, "default_timeout_ms": 20.0},
+        },
     },
     "orca": {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
+        "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+    },
+    "sarathi": {
+        "chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET},
+        "dynamic chunks": {
+            "max_num_seqs": NUM_SLOTS,
+            "enable_dynamic_chunking_schedule": True,
+            "low_chunk_size": 4,
+            "high_chunk_size": 16,
+            "chunk_schedule_max_tokens": 32,
+            "chunk_schedule_stages": 4,
+        },
+        "pipeline": {"max_num_seqs": NUM_SLOTS, "chunk_size": 16, "pipeline_parallel_size": 2},
+        "swap": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "swap", "num_cpu_blocks": 100},
+        "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
+        "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
+    },
+    "sarathi-vllm": {"whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET}},
+    "sarathi-orca": {
+        "max_model_len": {"max_num_seqs": NUM_SLOTS},
+        "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
+    },
+    "sarathi-faster-transformer": {
+        "max_model_len": {"max_num_seqs": NUM_SLOTS},
+        "grows": {"max_num_seqs": NUM_SLOTS, "kv_admission": "prompt"},
+        "swaps": {"max_num_seqs": NUM_SLOTS, "kv_admission": "prompt", "preemption": "swap", "num_cpu_blocks": 100},
+    },
+    "sarathi-simple-chunking": {"chunks": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET}},
+    "vllm-v0": {
+        "default": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
+        "chunked": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+        },
+        "few tokens": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": 4, "enable_chunked_prefill": True},
+        "priority": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "scheduling_policy": "priority",
+        },
+        "swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "preemption_mode": "swap",
+            "num_cpu_blocks": 100,
+        },
+        "chunked, swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "preemption_mode": "swap",
+            "num_cpu_blocks": 100,
+        },
+        "prefix caching": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_prefix_caching": True,
+        },
+        "every fourth step": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "prefill_pacing": {"kind": "every_n_steps", "n": 4},
+        },
+    },
+    "vtc": {
+        "fcfs": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "fcfs"}},
+        "paper": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc"}},
+        "predicted": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc_len_predict"}},
+        "round robin": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "mdrr_fair", "quantum": 30.0}},
+        "quotas": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "quotas", "classes": {"all": HALF}}},
+        "aging": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "priority_aging", "age_s": AGE_S}},
+        "shortest rest": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "srpt", "prediction": NOISY}},
+    },
+    "fastserve": {
+        "fcfs": {"max_batch_size": NUM_SLOTS, "scheduler": "fcfs"},
+        "srpt": {"max_batch_size": NUM_SLOTS, "scheduler": "srpt"},
+        "mlfq": {"max_batch_size": NUM_SLOTS, "scheduler": "mlfq"},
+        "skip-join, offloading ahead": {
+            "max_batch_size": NUM_SLOTS,
+            "proactive_offloading": True,
+            "starvation_period": 20,
+            "starvation_threshold_s": 0.02,
+        },
     },
     "vllm-v1": {
         "async": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
         "sync": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "async_scheduling": False},
+        "swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+            "preemption": "swap",
+        },
+        "pause": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "pause",
+        },
+        "reject": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "preemption": "reject",
+        },
+        "fair, every third step": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "queue_order": {"kind": "vtc"},
+            "prefill_pacing": {"kind": "every_n_steps", "n": 3},
+        },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
@@ -57,7 +175,7 @@ VARIANTS = {
 }
 """Policy -> name -> options."""
 CASES = [(policy, variant) for policy in POLICIES for variant in VARIANTS.get(policy, {"defaults": {}})]
-SLOT_OPTIONS = ("max_batch_size", "max_num_seqs")
+SLOT_OPTIONS = ("max_batch_size", "max_num_seqs", "running_max_req_size")
 
 MAX_MODEL_LEN = 40
 BLOCK_SIZE = 4
@@ -152,6 +270,13 @@ TRAFFIC = {
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), pools=(ClientPool(max_connections=3),)
     ),
     "leaves after a time": traffic_of(arrival_ns=poisson(), cancel_after_ns=patience_ns()),
+    "two clients": traffic_of(
+        class_names=("all", "other"),
+        pools=(ClientPool(), ClientPool()),
+        class_index=np.random.default_rng(7).integers(0, 2, NUM_REQUESTS),
+        arrival_ns=poisson(),
+        cancel_after_ns=patience_ns(),
+    ),
     "leaves at a deadline": traffic_of(
         arrival_ns=poisson(), cancel_after_ns=patience_ns(), leaves_at_deadline=np.ones(NUM_REQUESTS, dtype=np.bool_)
     ),
@@ -188,18 +313,21 @@ class Run:
     def asked(self):
         """Tokens of the longest answer that each request may get."""
         asked = np.minimum(self.traffic.output_tokens, self.traffic.max_tokens)
-        return np.minimum(asked, MAX_MODEL_LEN - self.traffic.prompt_tokens)[self.rows]
+        longest = MAX_MODEL_LEN + self.policy.longest_overrun
+        return np.minimum(asked, longest - self.traffic.prompt_tokens)[self.rows]
 
     def outcomes(self):
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])
 
 
-def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None):
+def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
     cls = POLICIES.load(name)
-    limits = EngineLimits(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, num_gpu_blocks=num_gpu_blocks)
+    by_token = cls.Options.model_fields["block_size"].default == 1
+    block_size = 1 if by_token else BLOCK_SIZE
+    limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
     policy = cls.build(cls.Options(policy=name, **options), limits)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts)
+    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -281,9 +409,11 @@ def test_kv_is_free_after_the_last_request(case, pool, traffic):
 
 @everywhere
 def test_clock_is_monotone_and_the_device_does_one_thing_at_a_time(case, pool, traffic):
-    iterations = run_of(case, pool, traffic).tables.iterations
+    run = run_of(case, pool, traffic)
+    iterations = run.tables.iterations
     assert (iterations["start_ns"] < iterations["end_ns"]).all()
-    assert (iterations["start_ns"][1:] >= iterations["end_ns"][:-1]).all()
+    previous = "end_ns" if run.policy.num_stages == 1 else "start_ns"  # stages follow each other
+    assert (iterations["start_ns"][1:] >= iterations[previous][:-1]).all()
 
 
 @everywhere
@@ -397,9 +527,10 @@ def test_each_decode_row_is_somebodys_token_or_padding(case, pool, traffic):
         joining = np.bincount(first, minlength=size) - np.bincount(first + num_ticks, minlength=size)
         num_streams = np.cumsum(joining)[:-1]
         rows = (iterations["num_decode"] - iterations["num_padding_tokens"])[ticks]
-        # A row in flight for somebody who has left meanwhile, or whose answer had ended, is nobody's.
+        # A row in flight for somebody who has left meanwhile, or whose answer had ended, is nobody's. So is, in a
+        # pipeline, the one of a victim.
         assert (num_streams <= rows).all()
-        if traffic in ("poisson", "all at 0", "closed loop"):
+        if traffic in ("poisson", "all at 0", "closed loop") and run.policy.num_stages == 1:
             assert np.array_equal(num_streams, rows)
 
 
@@ -415,11 +546,32 @@ def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
     assert (order[:-1] <= order[1:]).all()
 
 
+AGING = [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == "priority_aging"]
+
+
+@pytest.mark.parametrize("case", AGING, ids=[": ".join(case) for case in AGING])
+@every_pool
+@every_traffic
+def test_with_aging_nobody_waits_for_those_who_come_much_later(case, pool, traffic):
+    """Whoever is passed had been there for less than the age of the difference in priority."""
+    run = run_of(case, pool, traffic)
+    requests, priority = run.tables.requests, run.traffic.priority[run.rows]
+    admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
+    iteration, arrival_ns = requests["admitted_iteration"][admitted], requests["arrival_ns"][admitted]
+    queued_ns, levels = requests["queued_ns"][admitted], priority[admitted]
+    planned_ns = requests["admitted_ns"][admitted] - run.tables.iterations["host_ns"][iteration]
+    is_passed = (iteration[:, None] > iteration) & (queued_ns[:, None] < planned_ns)
+    head_start_ns = arrival_ns - arrival_ns[:, None]
+    allowed_ns = (levels[:, None] - levels) * to_ns(AGE_S)
+    assert (head_start_ns <= allowed_ns)[is_passed & (requests["num_preemptions"][admitted] == 0)[:, None]].all()
+
+
 def answered_ns(run):
     """When each client had its whole answer, was refused or left."""
     requests = run.tables.requests
     ends = requests["finished_ns" if run.policy.streams_answers else "released_ns"]
-    ends = np.where(requests["outcome"] == Outcome.REJECTED, requests["queued_ns"], ends)
+    gone_ns = np.where(requests["released_ns"] == NEVER, requests["queued_ns"], requests["released_ns"])
+    ends = np.where(requests["outcome"] == Outcome.REJECTED, gone_ns, ends)
     return np.where(requests["cancelled_ns"] != NEVER, requests["cancelled_ns"], ends)
 
 
@@ -467,6 +619,29 @@ def test_same_traffic_gives_the_same_bytes(case, pool, traffic):
         }
 
 
+LONG_ANSWERS = {
+    name: traffic_of(output_tokens=np.random.default_rng(9).integers(1, 20, NUM_REQUESTS), **given)
+    for name, given in {
+        "poisson": {"arrival_ns": poisson()},
+        "leaves after a time": {"arrival_ns": poisson(), "cancel_after_ns": patience_ns()},
+    }.items()
+}
+"""So that many steps in a row change nothing."""
+
+
+@every_case
+@every_pool
+@pytest.mark.parametrize("traffic", LONG_ANSWERS)
+def test_steps_that_are_advanced_at_once_give_the_tables_of_single_ones(case, pool, traffic):
+    given = (case[0], options_of(case), POOLS[pool], LONG_ANSWERS[traffic])
+    many, single = simulate(*given).tables, simulate(*given, macro_steps=False).tables
+    for name in ("iterations", "chunks", "requests", "segments"):
+        one, other = getattr(many, name), getattr(single, name)
+        assert {column: values.tolist() for column, values in one.items()} == {
+            column: values.tolist() for column, values in other.items()
+        }
+
+
 CHEAPER = [
     {"base_ms": 0.5},
     {"per_decode_us": 0.0},
@@ -486,12 +661,21 @@ def makespan_ns(run):
 def test_cheaper_steps_never_finish_later(case, pool, cheaper):
     # At most the first plan reads the clock: everybody has arrived, and a batch that is full waits for nobody.
     run = run_of(case, pool, "all at 0")
+    if run.policy.reads_clock:
+        pytest.skip("this policy decides by how long steps take")
     cost = COST.model_copy(update=cheaper)
     faster = simulate(case[0], options_of(case), POOLS[pool], TRAFFIC["all at 0"], cost=cost)
     assert makespan_ns(faster) < makespan_ns(run)
 
 
-SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values()]
+OTHER_STEPS = [
+    ("sarathi", "dynamic chunks"),
+    ("sarathi", "pipeline"),
+    ("vllm-v0", "few tokens"),
+    ("vllm-v0", "priority"),
+]
+"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force."""
+SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
 
 
 @pytest.mark.parametrize("num_batches", [1, 5])

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,28 @@ def test_chunked_prefill_bounds_the_stall_of_running_answers():
     assert whole > 500 > 100 > chunks_of_2048 > chunks_of_512
     ttfts = [classes["documents"]["metrics"]["ttft_ms"]["mean"] for classes in by_class]
     assert ttfts == sorted(ttfts)
+
+
+def waits_s(summary: dict[str, Any]) -> dict[str, float]:
+    """The longest wait of each client."""
+    return {name: client["longest_wait_ms"] / 1e3 for name, client in summary["fairness"]["by_client"].items()}
+
+
+def test_low_priority_starves_until_the_overload_is_over_and_aging_bounds_its_wait():
+    starved, aged, fcfs = (waits_s(summary) for summary in sim.compare(load("starvation")).summaries.values())
+    assert starved["batch"] > 200 > 20 > starved["chat"]
+    assert aged["batch"] < aged["chat"] + 20 < 60
+    assert fcfs["batch"] < 30
+
+
+def test_what_protects_a_client_from_a_noisy_one():
+    summaries = sim.compare(load("noisy_neighbour")).summaries
+    p99_s = {name: s["by_class"]["steady"]["metrics"]["ttft_ms"]["p99"] / 1e3 for name, s in summaries.items()}
+    assert p99_s["base"] > 30
+    assert p99_s["VTC"] < 1
+    assert p99_s["VTC"] < p99_s["quota"] < 0.2 * p99_s["base"]
+    assert summaries["rate limit"]["turned_away"].keys() == {"token_bucket"}
+    assert max(p99_s["rate limit"], p99_s["short queue and VTC"]) < 1 < p99_s["refused when late"] < 4
 
 
 def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch):

@@ -62,7 +62,16 @@ TOY_MODEL = Model(
     max_position_embeddings=64,
     source="made up",
 )
-TOY_GPU = Gpu("toy", 2**30, bandwidth_bytes_per_s=1e9, bf16_flops=10e9, fp8_flops=None, link_bytes_per_s=2e9, source="")
+TOY_GPU = Gpu(
+    "toy",
+    2**30,
+    bandwidth_bytes_per_s=1e9,
+    bf16_flops=10e9,
+    fp8_flops=None,
+    link_bytes_per_s=2e9,
+    host_link_bytes_per_s=1e9,
+    source="",
+)
 TOY_OPTIONS = RooflineOptions(
     gemm_compute_efficiency=1,
     expert_compute_efficiency=1,

@@ -12,6 +12,7 @@ def test_a_gpu_is_its_row_in_bytes_and_flops():
         bf16_flops=71e12,
         fp8_flops=None,
         link_bytes_per_s=32e9,
+        host_link_bytes_per_s=32e9,
         source="NVIDIA GA102 white paper, dense tensor peak with fp32 accumulate; PCIe 4.0 x16, no NVLink bridge",
     )
 

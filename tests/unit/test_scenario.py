@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from sim.errors import ScenarioError
+from sim.policies.base import POLICIES
 from sim.scenario import Scenario, load_scenario, parse_scenario
 
 BASE = {
@@ -67,7 +68,7 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
         (
             "engine.policy",
             "vlm-v1",
-            "engine.policy: unknown policy 'vlm-v1'; known: vllm-v1, orca, static. Did you mean 'vllm-v1'?",
+            f"engine.policy: unknown policy 'vlm-v1'; known: {', '.join(POLICIES)}. Did you mean 'vllm-v1'?",
         ),
         ("engine.max_num_seq", 3, "engine.max_num_seq: unknown key. Did you mean 'max_num_seqs'?"),
         ("hardware.gpus", 1, "hardware.gpus: unknown key; known: gpu, tensor_parallel. Did you mean 'gpu'?"),

@@ -1,6 +1,7 @@
 """Request-level batching by whole logs: one line a step, small enough to check by hand."""
 
 import pytest
+from pydantic import ValidationError
 
 from sim.clock import NS_PER_MS
 from sim.core import EngineCore
@@ -279,3 +280,60 @@ def test_equal_outputs_leave_nothing_idle():
     log = run(make(max_batch_size=2, compute="padded"), {0: [Request(i, 4, 2) for i in range(4)]})
     assert [line[1] for line in log] == [0, 0, 0, 0]
     assert [line[4] for line in log] == ["", "01", "", "23"]
+
+
+def form(policy, requests, now_us=0):
+    """Ids of the batch that an idle engine runs at a time; all answers have one token."""
+    for r in requests:
+        r.queued_ns = r.arrival_ns
+        policy.add(r)
+    step = policy.plan(now_us * 1000)
+    ids = [r.id for r, _ in policy.batch(step)]
+    policy.update(step)
+    policy.check_integrity()
+    return ids
+
+
+def test_a_preferred_size_is_sent_at_once_and_the_rest_waits_for_the_delay():
+    """Preferred 4 and 8, delay 100 µs: of five the first four leave at once, the fifth at most 100 µs after it came."""
+    policy = make(max_batch_size=8, preferred_batch_size=(4, 8), max_queue_delay_ms=0.1)
+    assert form(policy, [Request(i, 4, 1) for i in range(5)]) == [0, 1, 2, 3]
+    assert policy.wake_ns() == 100_000
+    assert form(policy, [], now_us=99) == []
+    assert form(policy, [], now_us=100) == [4]
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "now_us", "expected"),
+    [(3, 0, 0), (3, 100, 3), (4, 0, 4), (7, 0, 4), (7, 100, 7), (8, 0, 8), (9, 0, 8), (9, 100, 8)],
+)
+def test_what_is_sent_of_what_waits(num_waiting, now_us, expected):
+    policy = make(max_batch_size=8, preferred_batch_size=(4, 8), max_queue_delay_ms=0.1)
+    assert len(form(policy, [Request(i, 4, 1) for i in range(num_waiting)], now_us)) == expected
+
+
+@pytest.mark.parametrize(("num_waiting", "expected"), [(3, 3), (5, 4), (9, 4)])
+def test_without_a_delay_preferred_sizes_still_cut_a_batch(num_waiting, expected):
+    policy = make(max_batch_size=8, preferred_batch_size=(4,))
+    assert len(form(policy, [Request(i, 4, 1) for i in range(num_waiting)])) == expected
+
+
+def test_levels_are_served_in_order_and_the_delayed_last_in_theirs():
+    order = {"kind": "triton", "priority_levels": 2, "default_priority_level": 2, "timeout_ms_by_level": {2: 1.0}}
+    policy = make(max_batch_size=3, queue_order=order)
+    rows = [(2, 0), (0, 100), (2, 1500), (1, 1600), (7, 1700)]  # priority, arrival in µs
+    requests = [Request(i, 4, 1, priority=p, arrival_ns=us * 1000) for i, (p, us) in enumerate(rows)]
+    assert form(policy, requests, now_us=2000) == [3, 2, 4]
+    assert form(policy, [], now_us=2000) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_size": 4, "preferred_batch_size": (8,)}, "a preferred batch size of 8 exceeds max_batch_size 4"),
+        ({"queue_order": {"kind": "triton", "default_priority_level": 2}}, "there is no level 2; levels: 1 to 1"),
+    ],
+)
+def test_batcher_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        make(**options)

@@ -1,0 +1,154 @@
+"""Which phases a step has, and in which order: the axis of step composition.
+
+Sources: Sarathi-Serve's five schedulers and vLLM V0's `_schedule_default`; Orca's paper for whole prompts
+beside decodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from sim.step import BlockedBy
+
+if TYPE_CHECKING:
+    from sim.policies.grid.draft import Draft
+    from sim.policies.grid.phases import Phases
+
+
+class Composition(ABC):
+    """Fills a step by asking the engine for its phases."""
+
+    batch: ClassVar[str]
+    """Who may join and leave, and when, in a few words."""
+    step: ClassVar[str]
+    """What a step consists of, in a few words."""
+    order: ClassVar[str]
+    """Who comes first in it, in a few words."""
+    wants_another_try = False
+    """Whether the next plan may find something to compute although the last one found nothing."""
+
+    @abstractmethod
+    def fill(self, engine: Phases, draft: Draft) -> None:
+        """Plan one step. Mutates the engine and the draft."""
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        """What keeps those who wait out of steps in which the same requests decode; None when that is not certain.
+
+        `draft` has the decodes' tokens and is not changed. Pure.
+        """
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(draft)
+
+
+class DecodesFirst(Composition):
+    """Everybody who decodes, then ongoing prefills, then new ones, in one step. Chunked or with whole prompts."""
+
+    batch = "every step"
+    step = "prefills and decodes"
+    order = "decodes, ongoing prefills, new prefills"
+
+    def fill(self, engine: Phases, draft: Draft) -> None:
+        engine.members.sort()
+        engine.decode(draft)
+        engine.continue_prefills(draft)
+        if not draft.preempted:
+            engine.swap_in(draft)
+        if not engine.num_swapped:
+            engine.admit(draft)
+
+
+class PrefillFirst(Composition):
+    """A step prefills or decodes, and prefills as long as it can: those who decode stall meanwhile."""
+
+    batch = "every step"
+    step = "prefills or decodes"
+    order = "prefills, then decodes"
+
+    def __init__(self, *, ends_on_drop: bool = False) -> None:
+        """`ends_on_drop`: a step whose admission only dropped requests does not decode either."""
+        self._ends_on_drop = ends_on_drop
+
+    def fill(self, engine: Phases, draft: Draft) -> None:
+        engine.continue_prefills(draft)
+        if not engine.num_swapped:
+            engine.admit(draft)
+        if draft.chunks or (self._ends_on_drop and draft.dropped):
+            return
+        self.before_decodes(engine, draft)
+        num_forced_out = len(draft.preempted)
+        engine.members.sort()
+        engine.decode(draft)
+        if len(draft.preempted) == num_forced_out:
+            engine.swap_in(draft)
+
+    def before_decodes(self, engine: Phases, draft: Draft) -> None:
+        """Room for an engine that makes some leave first."""
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(replace(draft, num_tokens=0))
+
+
+class ClosedBatch(Composition):
+    """Nobody joins until everybody who runs is done. Members that finish drop out of the computation."""
+
+    batch = "when all are done"
+    step = "prefills or decodes"
+    order = "one batch at a time"
+
+    def fill(self, engine: Phases, draft: Draft) -> None:
+        if not engine.members and not engine.num_swapped:
+            engine.admit(draft)
+            return
+        engine.members.sort()
+        engine.continue_prefills(draft)
+        engine.decode(draft)
+        if not draft.preempted:
+            engine.swap_in(draft)
+        if not engine.num_swapped:
+            draft.blocked_by = BlockedBy.ADMISSION
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return BlockedBy.ADMISSION if engine.num_waiting else BlockedBy.NOTHING
+
+
+class Alternating(Composition):
+    """A step of prefills, then one of decodes. A turn that finds nothing to prefill decodes at once."""
+
+    batch = "every step"
+    step = "prefills or decodes"
+    order = "prefills and decodes take turns"
+
+    def __init__(self) -> None:
+        self.is_prefill_turn = True
+        """Whose turn the next step is."""
+
+    def fill(self, engine: Phases, draft: Draft) -> None:
+        engine.members.sort()
+        was_prefill_turn = self.is_prefill_turn
+        self.wants_another_try = False
+        if was_prefill_turn:
+            engine.continue_prefills(draft)
+            if not draft.chunks and not engine.num_swapped:
+                engine.admit(draft)
+            if draft.chunks or draft.dropped:
+                self.is_prefill_turn = False
+                return
+        engine.decode(draft)
+        if not draft.preempted:
+            engine.swap_in(draft)
+        self.wants_another_try = not (was_prefill_turn or draft.decodes)
+        self.is_prefill_turn = True
+
+    def steady_obstacle(self, engine: Phases, draft: Draft) -> BlockedBy | None:
+        if not self.is_prefill_turn:
+            return None
+        if engine.num_swapped:
+            return engine.steady_obstacle_to_return(draft)
+        return engine.steady_obstacle(replace(draft, num_tokens=0))
