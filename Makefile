@@ -29,7 +29,7 @@ install-dev: $(VENV)/installed-dev ## the same with what tests and linters need
 test: $(VENV)/installed-dev ## all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-slow: $(VENV)/installed-calibration ## tests that need a browser, a cluster, torch or minutes
+test-slow: $(VENV)/installed-calibration $(VENV)/installed-cluster ## tests that need a browser, a cluster, torch or minutes
 	@$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; } # 5: there are none
 
 fuzz: $(VENV)/installed-dev ## compare the two vLLM V1 planners on many random lives (SEEDS=20000)
@@ -69,6 +69,11 @@ $(VENV)/installed-dev: $(VENV)/made $(PINS)
 	@echo "Installing servesim and what its tests need into $(VENV) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/installed $@
+
+$(VENV)/installed-cluster: $(VENV)/installed-dev
+	@echo "Installing what sweeps on a cluster need into $(VENV) ..."
+	@$(PIP) --editable '.[cluster]'
+	@touch $@
 
 $(VENV)/installed-calibration: $(VENV)/installed-dev
 	@echo "Installing torch into $(VENV) ..."

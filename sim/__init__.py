@@ -14,31 +14,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sim.build import run
     from sim.errors import ArtifactError, InvariantError, ScenarioError, TraceError, UserError
+    from sim.planning.capacity import Capacity, find_capacity
     from sim.planning.compare import Comparison, compare
+    from sim.planning.replicate import Replicated, replicate
+    from sim.planning.sweep import Sweep, sweep
     from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.results import Results
     from sim.scenario import Scenario, load_scenario, parse_scenario
 
 __all__ = [
     "ArtifactError",
+    "Capacity",
     "Comparison",
     "InvariantError",
+    "Replicated",
     "Results",
     "Scenario",
     "ScenarioError",
+    "Sweep",
     "TraceError",
     "UserError",
     "compare",
+    "find_capacity",
     "load_scenario",
     "parse_scenario",
+    "replicate",
     "run",
     "run_with_cost_uncertainty",
+    "sweep",
 ]
 
 _HOME = {
     "sim.build": ("run",),
     "sim.errors": ("ArtifactError", "InvariantError", "ScenarioError", "TraceError", "UserError"),
+    "sim.planning.capacity": ("Capacity", "find_capacity"),
     "sim.planning.compare": ("Comparison", "compare"),
+    "sim.planning.replicate": ("Replicated", "replicate"),
+    "sim.planning.sweep": ("Sweep", "sweep"),
     "sim.planning.uncertainty": ("run_with_cost_uncertainty",),
     "sim.results": ("Results",),
     "sim.scenario": ("Scenario", "load_scenario", "parse_scenario"),

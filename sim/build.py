@@ -110,6 +110,7 @@ def draw(scenario: Scenario) -> Traffic:
             duration_ns=None if duration_s is None else to_ns(duration_s),
             seed=scenario.seed,
             folder=scenario.folder,
+            scale=scenario.scale,
         )
 
 

@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from sim.errors import ScenarioError, UserError
+from sim import cli_planning
+from sim.cli_options import (
+    AllowImports,
+    AsJson,
+    Jobs,
+    MaxReplications,
+    Out,
+    Overrides,
+    Precision,
+    Requests,
+    ScenarioPath,
+    Seed,
+)
+from sim.cli_output import check_folder, load, name_files, print_json, show, show_table
+from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from sim.results import Results
-    from sim.scenario import Scenario
 
 USER_ERROR, OUR_BUG, INTERRUPTED = 2, 3, 130
 DEBUG_VARIABLE = "SERVESIM_DEBUG"
-MIN_COLUMNS = 80
-"""A narrower terminal breaks our lines; tables squeezed into it would lose their figures."""
 
 app = typer.Typer(
     help="Simulate LLM serving schedulers: one YAML scenario in, latency percentiles and a plain answer out.",
@@ -42,30 +50,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _folder(name: str) -> Path:
-    if not name:
-        raise UserError("--out ''", "names no folder", remedy="For the current one write --out . (a dot).")
-    return Path(name)
-
-
-ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", parser=_folder, metavar="DIR", help="folder for tables, summary and plots", show_default=False
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.KEY=VALUE", help="change the scenario; may be repeated", show_default=False),
-]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="replace the scenario's seed", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON and nothing else")]
-AllowImports = Annotated[
-    bool, typer.Option("--allow-imports", help="let the scenario name classes outside servesim; this runs their code")
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +83,11 @@ def end() -> NoReturn:
     sys.exit(main())
 
 
+app.command()(cli_planning.capacity)
+app.command()(cli_planning.sweep)
+app.command()(cli_planning.tune)
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,
@@ -114,6 +103,17 @@ def run(
     out: Out = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            "--precision",
+            min=1e-3,
+            max=1,
+            help="replicate until the p99 of TTFT and ITL are known to this part of themselves, and print intervals",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
     cost_uncertainty: Annotated[
@@ -125,19 +125,24 @@ def run(
     from sim.planning.uncertainty import run_with_cost_uncertainty
     from sim.provenance import save
 
-    loaded = _load(scenario, overrides, seed, allow_imports)
-    _check_folder(out)
+    loaded = load(scenario, overrides, seed, allow_imports)
+    check_folder(out)
+    if precision is not None and cost_uncertainty:
+        raise UserError("--precision, --cost-uncertainty", "are two studies", remedy="Ask for one of them.")
+    if precision is not None:
+        cli_planning.replicate(loaded, precision, out, jobs, as_json)
+        return
     results = run_with_cost_uncertainty(loaded) if cost_uncertainty else simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
-        _print_json(results.summary())
+        print_json(results.summary())
         return
     from sim.report.console import summary_report
 
-    _show(summary_report(results.summary(), title=loaded.name))
+    show(summary_report(results.summary(), title=loaded.name))
     if loaded.compare:
-        _show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
-    _name(written)
+        show([f"To see it beside its variants ({', '.join(loaded.compare)}): servesim compare {scenario}"])
+    name_files(written)
 
 
 @app.command()
@@ -146,14 +151,25 @@ def compare(
     out: Out = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    capacities: Annotated[
+        bool, typer.Option("--capacity", help="compare the largest loads that meet the SLO, with a paired interval")
+    ] = False,
+    precision: Precision = 0.02,
+    max_replications: MaxReplications = 40,
+    requests: Requests = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
     """Simulate variants on the same arrivals: who wins, and why."""
     from sim.planning.compare import compare as compare_scenarios
 
-    loaded = [_load(path, overrides, seed, allow_imports) for path in scenarios]
-    _check_folder(out)
+    loaded = [load(path, overrides, seed, allow_imports) for path in scenarios]
+    check_folder(out)
+    if capacities:
+        search = {"precision": precision, "max_replications": max_replications, "num_requests": requests}
+        cli_planning.compare_capacities(loaded, search, out, jobs, as_json)
+        return
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
     if out is not None:
@@ -161,12 +177,12 @@ def compare(
 
         written = comparison.save(out) + save_comparison(comparison.results, out)
     if as_json:
-        _print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
         return
     from sim.report.console import comparison_report
 
-    _show(comparison_report(comparison.to_dict(), title=loaded[0].name))
-    _name(written)
+    show(comparison_report(comparison.to_dict(), title=loaded[0].name))
+    name_files(written)
 
 
 @app.command()
@@ -177,7 +193,7 @@ def plot(
     from sim.results import Results
 
     drawn = _draw(Results.load(folder), folder)
-    _name(drawn)
+    name_files(drawn)
     if not drawn:
         typer.echo(f"nothing to draw: in the run in {folder} nothing was computed")
 
@@ -193,12 +209,12 @@ def explain(
     from sim.planning.explain import explain as explain_scenario
     from sim.report.console import explanation_report
 
-    loaded = _load(scenario, overrides, None, allow_imports)
+    loaded = load(scenario, overrides, None, allow_imports)
     explanation = explain_scenario(loaded)
     if as_json:
-        _print_json(explanation)
+        print_json(explanation)
     else:
-        _show(explanation_report(explanation, title=loaded.name))
+        show(explanation_report(explanation, title=loaded.name))
 
 
 @app.command()
@@ -216,12 +232,12 @@ def why(
     from sim.planning.why import why as explain_run
     from sim.report.why import why_report
 
-    loaded = _load(scenario, overrides, seed, allow_imports)
+    loaded = load(scenario, overrides, seed, allow_imports)
     explanation = explain_run(loaded, with_next_change=with_next_change)
     if as_json:
-        _print_json(explanation)
+        print_json(explanation)
     else:
-        _show(why_report(explanation, title=loaded.name))
+        show(why_report(explanation, title=loaded.name))
 
 
 @app.command()
@@ -229,7 +245,7 @@ def schema() -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from sim.scenario import Scenario
 
-    _print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | Scenario.model_json_schema())
+    print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | Scenario.model_json_schema())
 
 
 @app.command()
@@ -237,7 +253,7 @@ def models(as_json: AsJson = False) -> None:
     """List the bundled models."""
     from sim.report.catalog import model_rows
 
-    _show_table("models", model_rows(), as_json)
+    show_table("models", model_rows(), as_json)
 
 
 @app.command()
@@ -245,7 +261,7 @@ def gpus(as_json: AsJson = False) -> None:
     """List the bundled GPUs."""
     from sim.report.catalog import gpu_rows
 
-    _show_table("GPUs", gpu_rows(), as_json)
+    show_table("GPUs", gpu_rows(), as_json)
 
 
 @app.command()
@@ -255,9 +271,9 @@ def policies(as_json: AsJson = False) -> None:
     from sim.report.console import policies_report
 
     if as_json:
-        _print_json(policy_rows())
+        print_json(policy_rows())
     else:
-        _show(policies_report(policy_rows(), engine_option_rows()))
+        show(policies_report(policy_rows(), engine_option_rows()))
 
 
 @app.command()
@@ -279,7 +295,7 @@ def conformance(
         outcome = suite.examine(path)
         outcomes.append(outcome)
         typer.echo(report.row(outcome, time.perf_counter() - start_s, width))
-        _show(report.details(outcome))
+        show(report.details(outcome))
         if outcome.error is not None:
             _complain(f"error: {outcome.error}")
     typer.echo(report.closing(outcomes))
@@ -296,59 +312,10 @@ def calibrate(context: typer.Context) -> None:
     calibration.app(context.args, prog_name="servesim calibrate")
 
 
-def _load(path: Path, overrides: list[str] | None, seed: int | None, allow_imports: bool) -> Scenario:
-    from sim.scenario import load_scenario
-
-    return load_scenario(path, overrides or (), seed=seed, allow_imports=allow_imports)
-
-
 def _draw(results: Results, folder: Path) -> list[Path]:
     from sim.report.plots import save_all
 
     return save_all(results, folder)
-
-
-def _check_folder(out: Path | None) -> None:
-    """Complain about an impossible output folder before the run rather than after it."""
-    if out is None:
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ScenarioError(f"--out {out}", f"cannot be made a folder: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise ScenarioError(f"--out {out}", "cannot be written to")
-
-
-def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, allow_nan=False))
-
-
-def _show(renderables: Iterable[RenderableType]) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=False, highlight=False)
-    console.width = max(console.width, MIN_COLUMNS)
-    for renderable in renderables:
-        console.print(renderable, markup=False)
-
-
-def _show_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-        return
-    from sim.report.console import rows_table
-
-    _show([rows_table(title, rows)])
-
-
-def _name(written: Sequence[Path]) -> None:
-    """Say what was written, a line for each folder."""
-    by_folder: dict[Path, list[str]] = {}
-    for path in written:
-        by_folder.setdefault(path.parent, []).append(path.name)
-    for folder, names in by_folder.items():
-        typer.echo(f"wrote {folder}: {', '.join(names)}")
 
 
 def _complain(message: str) -> None:

@@ -29,7 +29,7 @@ def resolved(scenario: Scenario, limits: Sequence[EngineLimits]) -> dict[str, An
         for entry in scenario.traffic
     ]
     played = scenario.model_copy(update={"traffic": traffic})
-    data: dict[str, Any] = _without_none(played.model_dump(mode="json", exclude={"compare"}))
+    data: dict[str, Any] = _without_none(played.model_dump(mode="json", exclude={"compare", "sweep"}))
     for group, own in zip([data, *data.get("fleet", {}).get("others", ())], limits, strict=True):
         engine = group.get("engine", {}) | {"max_model_len": own.max_model_len, "num_gpu_blocks": own.num_gpu_blocks}
         engine.pop("kv_cache_memory_bytes", None)

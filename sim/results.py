@@ -35,7 +35,8 @@ from sim.metrics.load import (
 from sim.metrics.occupancy import Spans, owned_spans
 from sim.metrics.replicas import split_tables
 from sim.metrics.shares import WorkShares
-from sim.metrics.slo import SloTerm, good_requests, parse_slo, report_slo
+from sim.metrics.slo import GOODPUT, SloTerm, good_requests, parse_slo, report_goodput, report_slo
+from sim.metrics.steady import report_steadiness
 from sim.metrics.throughput import throughput
 from sim.metrics.tokens import Gaps, TokenTimes
 from sim.metrics.window import Window, measurement_window, run_window
@@ -278,11 +279,12 @@ class Results:
             limits=self.limits,
             causes=self.causes,
             makespan_s=self.run_window.duration_ns / NS_PER_S,
-            slo=self._slo_report(self.slo_terms, self.is_measured),
+            slo=self._slo_report(facts.slo, "slo", self.is_measured),
             waste=waste(tables),
             client=client_load(tables.requests, self.window, self.run_window.end_ns),
             cancellation=cancellations([(engine.tables, engine.tokens) for engine in self.engines]),
             window=self._window_report(),
+            steady=report_steadiness(tables.requests, self.run_window.end_ns, facts.is_closed_loop),
             censored=self.censored,
             fairness=fairness(
                 tables.requests, self.tokens, self.window, self.run_window.end_ns, self.latencies, facts.class_names
@@ -345,11 +347,17 @@ class Results:
         ages_ns: Ints = self.run_window.end_ns - last_ns[is_open & self.facts.is_streaming]
         return ages_ns
 
-    def _slo_report(self, terms: tuple[SloTerm, ...], of: Bools) -> list[shape.SloTermReport]:
+    def _slo_report(self, slo: Mapping[str, float], place: str, of: Bools) -> list[shape.SloTermReport]:
         def values(metric: str) -> Distribution:
             return self._measured[metric] if of is self.is_measured else self.distribution(metric, of)
 
-        return [report_slo(term, values(term.metric), self._open_ns(term.metric, of)) for term in terms]
+        terms = parse_slo(slo, place)
+        reports = [report_slo(term, values(term.metric), self._open_ns(term.metric, of)) for term in terms]
+        if GOODPUT in slo and self.is_good is not None:
+            is_open = bool((of & (self.tables.requests["outcome"] == Outcome.UNFINISHED)).any())
+            share = float(self.is_good[of].mean()) if of.any() else None
+            reports.append(report_goodput(slo[GOODPUT], share, is_open))
+        return reports
 
     def _class_summary(self, name: str) -> shape.ClassSummary:
         mine = self._is_of_class(name)
@@ -362,7 +370,7 @@ class Results:
             throughput=self._throughput(mine),
             outcomes=count_outcomes(self.tables.requests, mine),
             turned_away=count_turned_away(self.tables.requests, mine, self.facts.turn_away_reasons),
-            slo=self._slo_report(parse_slo(self.facts.class_slos.get(name, {}), f"slo of {name}"), measured),
+            slo=self._slo_report(self.facts.class_slos.get(name, {}), f"slo of {name}", measured),
         )
 
     def _by_size(self, metric: str, size: str) -> Iterator[tuple[int, int, Distribution]]:

@@ -18,13 +18,13 @@ from sim.cost.base import COST_MODELS, CostOptions
 from sim.errors import ScenarioError, UserError
 from sim.gpu import load_gpu
 from sim.metrics.slo import parse_slo
-from sim.options import Count, CountOrZero, OneOf, Options, Positive, PositiveSeconds, Seconds
+from sim.options import Count, CountOrZero, NonNegative, OneOf, Options, Positive, PositiveSeconds, Seconds
 from sim.policies.base import POLICIES, EngineOptions
 from sim.routing.fleet import FleetOptions
 from sim.scenario_errors import check_known, scenario_error
-from sim.scenario_file import idle_nulls, lay_over, overlay_from_overrides, read_yaml
+from sim.scenario_file import idle_nulls, lay_over, overlay_from_overrides, put, read_yaml
 from sim.workload.base import ARRIVALS, ArrivalOptions
-from sim.workload.traffic import TrafficClass
+from sim.workload.traffic import Scale, TrafficClass
 
 
 def refusal(found: str, *, valid: str = "", remedy: str = "", **place: str) -> PydanticCustomError:
@@ -49,6 +49,9 @@ class Hardware(Options):
 
     gpu: str = Field(description="name of a GPU; `servesim gpus` lists them")
     tensor_parallel: Count = Field(default=1, description="GPUs that share the model")
+    price_per_gpu_hour: NonNegative | None = Field(
+        default=None, description="what one of these GPUs costs you for an hour, in any currency"
+    )
 
 
 class RunOptions(Options):
@@ -76,7 +79,11 @@ class RunOptions(Options):
         return self
 
 
-_NOT_IN_A_VARIANT = {"name": "its key under `compare` is its name", "compare": "variants have no variants"}
+_NOT_IN_A_VARIANT = {
+    "name": "its key under `compare` is its name",
+    "compare": "variants have no variants",
+    "sweep": "a sweep varies one scenario",
+}
 
 
 def _roofline() -> CostOptions:
@@ -104,16 +111,30 @@ class Scenario(Options):
     fleet: FleetOptions | None = Field(
         default=None, description="several replicas of the engine behind a router; null: one engine without a router"
     )
+    scale: Scale | None = Field(default=None, description="what if there were more, or longer, requests")
     run: RunOptions = Field(default_factory=RunOptions)
     slo: Slo = Field(default_factory=dict, description="service level objectives: <statistic>_<metric>_ms, ms")
     compare: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="variants: what each changes in this scenario, on the same arrivals"
     )
 
+    sweep: dict[str, list[Any]] | list[dict[str, Any]] = Field(
+        default_factory=dict,
+        description="values to try: a grid of lists by dotted key, or a list of points (or of grids)",
+    )
+
     _place: str = PrivateAttr(default="scenario")
     _folder: Path = PrivateAttr(default=Path())
     _data: dict[str, Any] = PrivateAttr(default_factory=dict)
     _allow_imports: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _check_sweep(self) -> Scenario:
+        for part in self.sweep if isinstance(self.sweep, list) else [self.sweep]:
+            for key, values in part.items():
+                if values == []:
+                    raise refusal(f"{key} has no values", valid="a list of at least one", key="sweep")
+        return self
 
     @model_validator(mode="after")
     def _check_class_slos(self) -> Scenario:
@@ -151,7 +172,7 @@ class Scenario(Options):
 
     def variants(self) -> dict[str, Scenario]:
         """The scenarios under `compare`, each of them complete, by name. Raises ScenarioError."""
-        base = {key: value for key, value in self._data.items() if key != "compare"}
+        base = self._base()
         variants: dict[str, Scenario] = {}
         for name, overlay in self.compare.items():
             place = f"{self.place}: compare.{name}"
@@ -163,6 +184,32 @@ class Scenario(Options):
             )
             check_known(idle_nulls(base, overlay), data, Scenario, place)
         return variants
+
+    def changed(self, values: Mapping[str, Any], what: str) -> Scenario:
+        """The scenario, without variants and sweep, with other `values` by dotted key; `what` it is, for messages.
+
+        Raises ScenarioError.
+        """
+        place = f"{self.place}: {what}"
+        overlay: dict[str, Any] = {}
+        for path, value in values.items():
+            put(overlay, path, value, place)
+        base = self._base()
+        data = lay_over(base, overlay, place)
+        scenario = parse_scenario(data, place=place, folder=self.folder, allow_imports=self._allow_imports)
+        check_known(idle_nulls(base, overlay), data, Scenario, place)
+        return scenario
+
+    def with_class(self, traffic_class: Mapping[str, Any], what: str) -> Scenario:
+        """The scenario, without variants and sweep, with one more class of requests. Raises ScenarioError."""
+        base = self._base()
+        data = base | {"traffic": [*base["traffic"], dict(traffic_class)]}
+        place = f"{self.place}: {what}"
+        return parse_scenario(data, place=place, folder=self.folder, allow_imports=self._allow_imports)
+
+    def _base(self) -> dict[str, Any]:
+        """What variants and points change."""
+        return {key: value for key, value in self._data.items() if key not in ("compare", "sweep")}
 
 
 def load_scenario(

@@ -14,7 +14,7 @@ from sim.options import OneOf
 
 Path = tuple[str | int, ...]
 
-MOST_KEYS_SHOWN = 12
+MOST_KEYS_SHOWN = 14
 """Longer lists of known keys are left out when one of them is surely meant."""
 
 _EXPECTED = {

@@ -126,18 +126,24 @@ def overlay_from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         place = f"--set {override}"
         path, equals, text = override.partition("=")
-        keys = _INDEX.sub(r".\1", path.strip()).split(".")
-        if not equals or not all(keys):
+        if not equals:
             raise ScenarioError(place, "is not an override", valid="expected key.key=value")
-        value = parse_yaml(text, place)
-        target = overlay
-        for key in keys[:-1]:
-            inner = target.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise ScenarioError(place, f"{key!r} was set to a plain value by an override before it")
-            target = inner
-        target[keys[-1]] = value
+        put(overlay, path, parse_yaml(text, place), place)
     return overlay
+
+
+def put(overlay: dict[str, Any], path: str, value: Any, place: str) -> None:
+    """Set `value` at `path` (`traffic[0].share`, `engine.max_num_seqs`) of a nested overlay, which is mutated."""
+    keys = _INDEX.sub(r".\1", path.strip()).split(".")
+    if not all(keys):
+        raise ScenarioError(place, "is not an override", valid="expected key.key=value")
+    target = overlay
+    for key in keys[:-1]:
+        inner = target.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ScenarioError(place, f"{key!r} was set to a plain value by an override before it")
+        target = inner
+    target[keys[-1]] = value
 
 
 def lay_over(base: Any, overlay: Any, place: str) -> Any:

@@ -69,6 +69,13 @@ class Distribution:
         low, high = self._element(below), self._element(min(below + 1, count - 1))
         return interpolate(low, high, position - below)
 
+    def num_above(self, limit: float) -> int:
+        """How many values are larger than `limit`."""
+        position = int(np.searchsorted(self._values, limit, side="right"))
+        if self._seen_up_to is None:
+            return self.count - position
+        return self.count - (int(self._seen_up_to[position - 1]) if position else 0)
+
     def mean(self) -> float | None:
         """The arithmetic mean; None when there is no value."""
         return self._total / self.count if self.count else None

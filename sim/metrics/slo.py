@@ -17,6 +17,9 @@ from sim.metrics.tokens import TokenTimes
 
 _METRICS = (*LATENCIES, "itl")
 
+GOODPUT = "goodput"
+"""The term that asks for a share of good requests rather than for a latency."""
+
 
 @dataclass(frozen=True)
 class SloTerm:
@@ -33,8 +36,16 @@ class SloTerm:
 
 
 def parse_slo(slo: Mapping[str, float], place: str = "slo") -> tuple[SloTerm, ...]:
-    """The terms of a scenario's `slo` section. Raises ScenarioError for a key that is no such term."""
-    return tuple(_parse_term(key, limit_ms, place) for key, limit_ms in slo.items())
+    """The latency terms of a scenario's `slo` section. Raises ScenarioError for a key that is no term of an SLO."""
+    terms = tuple(_parse_term(key, limit_ms, place) for key, limit_ms in slo.items() if key != GOODPUT)
+    share = slo.get(GOODPUT)
+    if share is not None and not terms:
+        raise ScenarioError(
+            f"{place}.{GOODPUT}", "no other term says what a good request is", remedy="Give it a limit on a latency."
+        )
+    if share is not None and not 0 < share < 1:
+        raise ScenarioError(f"{place}.{GOODPUT}", f"{share!r} is not a share", valid="a number between 0 and 1")
+    return terms
 
 
 def _parse_term(key: str, limit_ms: float, place: str) -> SloTerm:
@@ -45,8 +56,9 @@ def _parse_term(key: str, limit_ms: float, place: str) -> SloTerm:
         raise ScenarioError(
             place,
             f"unknown term {key!r}",
-            valid=f"expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of {', '.join(_METRICS)}",
-            remedy=did_you_mean(key, terms),
+            valid=f"expected {GOODPUT}, or STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
+            f"{', '.join(_METRICS)}",
+            remedy=did_you_mean(key, [GOODPUT, *terms]),
         )
     if not 0 < limit_ms < float("inf"):
         raise ScenarioError(f"{place}.{key}", f"{limit_ms!r} is not a limit", valid="a finite number of ms above 0")
@@ -63,6 +75,12 @@ def report_slo(term: SloTerm, values: Distribution, open_ns: Ints) -> SloTermRep
         met=None if value_ns is None else value_ns <= term.limit_ms * NS_PER_MS,
         is_censored=bool(values.censored_by(open_ns, (term.statistic,))),
     )
+
+
+def report_goodput(least: float, good_share: float | None, is_censored: bool) -> SloTermReport:
+    """The term that asks for a share of good requests."""
+    met = None if good_share is None else good_share >= least
+    return SloTermReport(term=GOODPUT, limit=least, value=good_share, met=met, is_censored=is_censored)
 
 
 def good_requests(

@@ -231,7 +231,7 @@ class CausesReport(Options):
 class SloTermReport(Options):
     """One term of an SLO against the run."""
 
-    term: str = Field(description="statistic, metric and unit, as in the scenario: p99_ttft_ms")
+    term: str = Field(description="as in the scenario: statistic, metric and unit (p99_ttft_ms), or goodput")
     limit: float
     value: float | None
     met: bool | None = Field(description="null: nothing was observed")
@@ -295,6 +295,21 @@ class WindowReport(Options):
     description: str
 
 
+class SteadyReport(Options):
+    """Whether the run's figures would stay what they are if it went on."""
+
+    is_stable: bool | None = Field(description="false: waits grow with the run; null: cannot be judged")
+    offered_requests_per_s: float | None = Field(description="arrivals over the time of arrivals; null: not judged")
+    sustainable_requests_per_s: float | None = Field(description="what an unstable run would bear; null for others")
+    warmup_requests: int = Field(
+        description="first arrivals that met a system still filling up, by MSER-5 on the requests in it; they are "
+        "measured here all the same, unless warmup_s cuts them"
+    )
+    warmup_s: float = Field(description="the same in seconds from the first arrival")
+    is_settled: bool = Field(description="false: MSER-5 finds no place in the first half from which the run is steady")
+    verdict: str
+
+
 class Summary(Options):
     """`summary.json`."""
 
@@ -313,6 +328,7 @@ class Summary(Options):
     client: ClientQueue
     cancellation: Cancellation
     window: WindowReport
+    steady: SteadyReport
     censored: dict[str, list[str]] = Field(
         description="metric -> statistics that requests which had not ended when the run did could move by over 1 %"
     )

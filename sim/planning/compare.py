@@ -128,12 +128,12 @@ def compare(*scenarios: Scenario) -> Comparison:
     Traffic is drawn once for all variants that describe it alike, so that they meet the same requests.
     Raises ScenarioError when there is nothing to compare.
     """
-    variants = _variants(scenarios)
+    variants = variants_of(scenarios)
     drawn: list[tuple[Scenario, Traffic]] = []
     results: dict[str, Results] = {}
     traffics: list[Traffic] = []
     for name, scenario in variants.items():
-        traffic = next((known for other, known in drawn if _describe_same_traffic(scenario, other)), None)
+        traffic = next((known for other, known in drawn if describe_same_traffic(scenario, other)), None)
         if traffic is None:
             traffic = draw(scenario)
             drawn.append((scenario, traffic))
@@ -142,7 +142,8 @@ def compare(*scenarios: Scenario) -> Comparison:
     return Comparison(variants, results, all(_is_same(traffics[0], traffic) for traffic in traffics[1:]))
 
 
-def _variants(scenarios: tuple[Scenario, ...]) -> dict[str, Scenario]:
+def variants_of(scenarios: tuple[Scenario, ...]) -> dict[str, Scenario]:
+    """What is compared, by name: one scenario and its variants, or several. Raises ScenarioError for nothing."""
     if len(scenarios) == 1:
         (base,) = scenarios
         variants = base.variants()
@@ -165,9 +166,10 @@ def _variants(scenarios: tuple[Scenario, ...]) -> dict[str, Scenario]:
     return named
 
 
-def _describe_same_traffic(one: Scenario, other: Scenario) -> bool:
+def describe_same_traffic(one: Scenario, other: Scenario) -> bool:
+    """Whether two scenarios describe their traffic alike."""
     return one.folder == other.folder and all(
-        getattr(one, key) == getattr(other, key) for key in ("seed", "traffic", "arrivals", "run")
+        getattr(one, key) == getattr(other, key) for key in ("seed", "traffic", "arrivals", "scale", "run")
     )
 
 

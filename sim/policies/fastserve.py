@@ -77,7 +77,7 @@ class FastServe(Policy):
     about = About(
         batching="iteration-level batches chosen anew each step; prompts run whole beside decodes",
         copies="FastServe @187a274 (Wu et al. 2023)",
-        proof="logs of the real schedulers and block manager",
+        proof="step logs of the real schedulers and block manager: 12 of 12",
         note="preempted requests keep their KV, on the GPU or swapped out to the host",
     )
     may_swap = True

@@ -59,16 +59,6 @@ def policy_rows() -> list[dict[str, Any]]:
     ]
 
 
-def grid_rows() -> list[dict[str, Any]]:
-    """One row per policy that says where it stands in the grid: its value on each axis, and what proves it."""
-    rows = []
-    for name in POLICIES:
-        policy = POLICIES.load(name)
-        if axes := _axes(policy):
-            rows.append({"policy": name, **axes, "copies": policy.about.copies, "proof": policy.about.proof})
-    return rows
-
-
 def _axes(policy: type[Policy]) -> dict[str, str]:
     axes = policy.axes()
     return axes._asdict() if axes else {}

@@ -67,11 +67,12 @@ _AXES = {
     "kv_admission": "KV at admission",
     "preemption": "KV runs out",
     "victim": "victim",
+    "head_of_line": "the next one does not fit",
     "prefill_pacing": "pacing",
     "queue_order": "queue",
     "limits": "limits",
 }
-"""Axes of the grid that are shown, and their headings."""
+"""Axes of the grid and their headings."""
 
 
 def policies_report(
@@ -88,15 +89,17 @@ def policies_report(
 
 
 def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """One row per policy with its value on each axis, for default options."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 1, 0))
-    for heading in ("policy", *_AXES.values()):
-        table.add_column(heading, overflow="fold")
-    for row in policies:
-        if row["axes"]:
-            table.add_row(Text(row["policy"], style="bold"), *(Text(row["axes"][axis]) for axis in _AXES))
-    yield Text("engines and the axes on which they differ (with default options)", style="bold")
-    yield table
+    """Every engine with whom it copies and what proves it; then each axis, and who has which value on it by default."""
+    yield rows_table("engines", [{"policy": r["policy"], "copies": r["copies"], "proof": r["proof"]} for r in policies])
+    yield ""
+    yield Text("axes on which they differ, and where each stands by default", style="bold")
+    for axis, heading in _AXES.items():
+        engines: dict[str, list[str]] = {}
+        for row in policies:
+            if row["axes"]:
+                engines.setdefault(row["axes"][axis], []).append(row["policy"])
+        yield facts_table(heading, [(f"  {value}", ", ".join(names)) for value, names in engines.items()])
+    yield ""
 
 
 def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
@@ -232,6 +235,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
     """What qualifies the figures above."""
     window, cancellation, waste = summary["window"], summary["cancellation"], summary["waste"]
     yield window["description"]
+    if summary["steady"]["is_stable"] is False:
+        yield summary["steady"]["verdict"]
     for term in summary["slo"]:
         verdict = {True: "met", False: "missed", None: "nothing observed"}[term["met"]]
         yield f"SLO {term['term']} {number(term['limit'])}: {verdict} ({number(term['value'])})"

@@ -196,7 +196,7 @@ class Lengths(ABC):
 class TraceOptions(Options):
     """Base of every trace format's options: the file, and the knobs that every trace has.
 
-    The knobs work in this order: window, thinning, limit, rate.
+    The knobs work in this order: window, thinning, resampling, limit, rate.
     """
 
     kind: str = Field(description="name of a trace format")
@@ -211,6 +211,12 @@ class TraceOptions(Options):
     )
     duration_s: PositiveSeconds | None = Field(default=None, description="play so many recorded seconds; default: all")
     thin: Share = Field(default=1.0, gt=0, description="keep each request with this probability")
+    resample_s: PositiveSeconds | None = Field(
+        default=None,
+        description="play blocks of so many recorded seconds (at most a tenth of all), drawn at random again and "
+        "again, in place of the recording: as many as limit, num_requests or duration_s ask for, or else as long as "
+        "recorded",
+    )
     limit: Count | None = Field(default=None, description="play at most so many requests; default: all")
     rate_scale: Positive = Field(default=1.0, description="play so many times as fast as recorded")
 

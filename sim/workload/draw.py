@@ -18,6 +18,7 @@ from sim.workload.base import (
     LENGTHS,
     TRACES,
     ArrivalOptions,
+    Arrivals,
     ClientPool,
     Ints,
     LengthOptions,
@@ -35,7 +36,7 @@ from sim.workload.replay import play
 from sim.workload.starts import Starts, joined
 from sim.workload.texts import Texts, TokensOf, TrafficTexts
 from sim.workload.times import up_to
-from sim.workload.traffic import TrafficClass, build_arrivals, check_traffic, is_closed
+from sim.workload.traffic import Scale, TrafficClass, build_arrivals, check_traffic, is_closed
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 
@@ -48,6 +49,7 @@ def draw_traffic(
     duration_ns: int | None,
     seed: int,
     folder: Path,
+    scale: Scale | None = None,
 ) -> Traffic:
     """All requests of a run.
 
@@ -56,11 +58,11 @@ def draw_traffic(
     class. `num_requests` is the number of all of them: closed loops take what they ask for, the open
     classes' earliest arrivals the rest. A conversation counts with all of its turns, which are rows one
     after the other; the last one is cut to the number. No open request arrives and no open conversation
-    begins after `duration_ns`. Relative paths start at `folder`. Raises ScenarioError, and TraceError for
-    files.
+    begins after `duration_ns`. Relative paths start at `folder`; `scale` multiplies rates and lengths. Raises
+    ScenarioError, and TraceError for files.
     """
     check_traffic(classes, arrivals=arrivals, num_requests=num_requests, duration_ns=duration_ns)
-    drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder)
+    drawing = _Drawing(classes, arrivals, num_requests, duration_ns, seed, folder, scale or Scale())
     return drawing.draw()
 
 
@@ -74,6 +76,7 @@ class _Drawing:
     duration_ns: int | None
     seed: int
     folder: Path
+    scale: Scale
     traces: dict[int, TraceRows] = field(default_factory=dict)
     """Rows that traces play, by class; filled by `_open_source`."""
     texts: dict[int, TokensOf] = field(default_factory=dict)
@@ -97,7 +100,7 @@ class _Drawing:
             leaves_at_deadline[rows] = traffic_class.cancel is not None and traffic_class.cancel.kind == "deadline"
         return Traffic(
             class_names=tuple(traffic_class.name for traffic_class in self.classes),
-            pools=tuple(_pool(traffic_class) for traffic_class in self.classes),
+            pools=tuple(self._pool(traffic_class) for traffic_class in self.classes),
             class_index=class_index,
             arrival_ns=arrival_ns,
             think_ns=think_ns,
@@ -132,7 +135,7 @@ class _Drawing:
         options = self.classes[index].arrivals
         assert isinstance(options, ArrivalOptions)  # a closed loop has them
         with _at(f"traffic[{index}].arrivals"):
-            think_ns = build_arrivals(options).draw(number, None, self._stream(index, "think"))
+            think_ns = self._process(options).draw(number, None, self._stream(index, "think"))
         class_index, arrival_ns = np.full(number, index, dtype=np.int64), np.full(number, NEVER, dtype=np.int64)
         return Starts(class_index, arrival_ns, think_ns, self._num_turns(class_index)).up_to(number)
 
@@ -145,11 +148,11 @@ class _Drawing:
         numbers = [n for n in (room, traffic_class.num_requests) if n is not None]
         limit = min(numbers, default=None)
         if traffic_class.trace is not None:
-            self.traces[index] = self._trace_rows(index, traffic_class.trace)
+            self.traces[index] = self._trace_rows(index, traffic_class.trace, limit)
             arrival_ns = up_to(self.duration_ns, self.traces[index].arrival_ns)[:limit]
         elif traffic_class.arrivals is not None and not is_closed(traffic_class):
             with _at(f"traffic[{index}].arrivals"):
-                process = build_arrivals(traffic_class.arrivals)
+                process = self._process(traffic_class.arrivals)
                 arrival_ns = process.draw(limit, self.duration_ns, self._stream(index, "arrivals"))
         return self._open_starts(np.full(len(arrival_ns), index, dtype=np.int64), arrival_ns).up_to(limit)
 
@@ -181,25 +184,34 @@ class _Drawing:
         if index != sharing[0] or self.arrivals is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         with _at("arrivals"):
-            arrival_ns = build_arrivals(self.arrivals).draw(
+            arrival_ns = self._process(self.arrivals).draw(
                 room, self.duration_ns, stream(self.seed, "traffic/arrivals")
             )
         upper = np.cumsum([self.classes[i].share or 0.0 for i in sharing])
         drawn = stream(self.seed, "traffic/shares").random(len(arrival_ns)) * upper[-1]
         return np.array(sharing, dtype=np.int64)[np.searchsorted(upper, drawn, side="right")], arrival_ns
 
-    def _trace_rows(self, index: int, options: TraceOptions) -> TraceRows:
+    def _process(self, options: ArrivalOptions) -> Arrivals:
+        return build_arrivals(options).scaled(self.scale.rate)
+
+    def _pool(self, traffic_class: TrafficClass) -> ClientPool:
+        clients = None if traffic_class.arrivals is None else self._process(traffic_class.arrivals).clients
+        return ClientPool(num_clients=clients, max_connections=traffic_class.max_connections)
+
+    def _trace_rows(self, index: int, options: TraceOptions, limit: int | None) -> TraceRows:
         place = f"traffic[{index}].trace"
         located = _located(with_existing_path(options, self.folder, place), self.folder, place)
         rows = TRACES.load(options.kind, allow_imports=True).build(located).read()
-        return play(rows, located, self._stream(index, "thin"))
+        scaled = located.model_copy(update={"rate_scale": located.rate_scale * self.scale.rate})
+        thin = self._stream(index, "thin")
+        return play(rows, scaled, thin, num_requests=limit, duration_ns=self.duration_ns)
 
     # --- how long, and how they leave -------------------------------------------------------------
 
     def _class_columns(self, index: int, turn: Ints) -> dict[str, Ints]:
         """The columns of `_FILLED` for the requests of one class; also notes what they have in common."""
         traffic_class, num = self.classes[index], len(turn)
-        prompt_tokens, output_tokens = self._lengths(index, num)
+        prompt_tokens, output_tokens = self._scaled_lengths(index, num)
         after_ns, after_tokens = self._cancellations(index, num)
         cap = traffic_class.max_tokens
         max_tokens = output_tokens if cap is None else np.full(num, cap, dtype=np.int64)
@@ -216,6 +228,17 @@ class _Drawing:
             "cancel_after_ns": after_ns,
             "cancel_after_tokens": after_tokens,
         }
+
+    def _scaled_lengths(self, index: int, num: int) -> tuple[Ints, Ints]:
+        prompt_tokens, output_tokens = self._lengths(index, num)
+        has_texts = index in self.traces and self.traces[index].tokens is not no_shared_tokens
+        if has_texts and self.scale.prompt_tokens < 1:
+            raise ScenarioError(
+                "scale.prompt_tokens",
+                f"{self.scale.prompt_tokens:g} would cut prompts whose tokens the trace names",
+                valid="at least 1 for such a trace: what is added to a prompt is new",
+            )
+        return _times(prompt_tokens, self.scale.prompt_tokens), _times(output_tokens, self.scale.output_tokens)
 
     def _lengths(self, index: int, num: int) -> tuple[Ints, Ints]:
         traffic_class, place = self.classes[index], f"traffic[{index}]"
@@ -272,9 +295,8 @@ class _Drawing:
 _FILLED = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "cancel_after_ns", "cancel_after_tokens")
 
 
-def _pool(traffic_class: TrafficClass) -> ClientPool:
-    clients = None if traffic_class.arrivals is None else build_arrivals(traffic_class.arrivals).clients
-    return ClientPool(num_clients=clients, max_connections=traffic_class.max_connections)
+def _times(lengths: Ints, factor: float) -> Ints:
+    return lengths if factor == 1 else np.maximum(1, np.rint(lengths * factor)).astype(np.int64)
 
 
 def with_existing_path(options: TraceOptions, folder: Path, place: str = "") -> TraceOptions:

@@ -13,13 +13,21 @@ from typing import Annotated
 from pydantic import Field
 
 from sim.errors import ScenarioError
-from sim.options import Count, OneOf, Options, Share
+from sim.options import Count, OneOf, Options, Positive, Share
 from sim.workload.base import ARRIVALS, TRACES, ArrivalOptions, Arrivals, TraceOptions
 from sim.workload.cancel import CancelField
 from sim.workload.conversation import Conversation
 from sim.workload.fields import LengthField
 from sim.workload.joint import JointLengthOptions
 from sim.workload.shared_prefix import SharedPrefix
+
+
+class Scale(Options):
+    """What if there were more, or longer, requests: factors on all classes alike."""
+
+    rate: Positive = Field(default=1.0, description="so many times the arrival rate (closed loops: the clients)")
+    prompt_tokens: Positive = Field(default=1.0, description="so many times the prompt lengths")
+    output_tokens: Positive = Field(default=1.0, description="so many times the output lengths, before any max_tokens")
 
 
 class TrafficClass(Options):

@@ -270,3 +270,58 @@ def test_a_terminal_without_our_characters_shows_the_rest(scenario: Path):
 def test_a_narrow_terminal_loses_no_figure(scenario: Path, columns: str):
     assert servesim("run", scenario, COLUMNS=columns, TERM="dumb").stdout == servesim("run", scenario).stdout
     assert "long_prefill_token_threshold_adaptive" in servesim("policies").stdout.replace(" ", "").replace("\n", "")
+
+
+def test_a_sweep_says_what_it_found_and_goes_on_where_it_stopped(scenario: Path, tmp_path: Path):
+    sweep = ["sweep", scenario, "--set", "sweep={engine.max_num_seqs: [2, 8]}", "--out", tmp_path / "out", "--jobs", 1]
+    assert servesim(*sweep, "--dry-run").stdout == f"2 points, 0 of them finished in {tmp_path / 'out'}\n"
+    done = servesim(*sweep)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "chat"
+    assert [line.split()[0] for line in lines if line.split()[:1] in (["2"], ["8"])] == ["2", "8"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"points", "sweep.json", "sweep.csv"}
+    assert servesim(*sweep, "--dry-run").stdout.startswith("2 points, 2 of them finished")
+    assert servesim(*sweep).stdout == done.stdout
+    answers = json.loads(servesim(*sweep, "--json").stdout)
+    assert answers == json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert [point["values"] for point in answers["points"]] == [{"engine.max_num_seqs": n} for n in (2, 8)]
+
+
+def test_a_million_points_are_asked_about(scenario: Path):
+    seeds = f"sweep.seed={list(range(1001))}"
+    done = servesim("sweep", scenario, "--set", seeds)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "these are 1,001 points" in done.stderr
+    assert "--yes" in done.stderr
+    assert servesim("sweep", scenario, "--set", seeds, "--dry-run").stdout == "1,001 points\n"
+
+
+QUICK = ["--requests", 300, "--max-replications", 6, "--jobs", 1]
+
+
+def test_a_capacity_ends_with_the_answer(scenario: Path, tmp_path: Path):
+    quick = ["capacity", scenario, *QUICK]
+    done = servesim(*quick, "--rate", 100, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("chat\n")
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if str(tmp_path) not in line)
+    said = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert " ".join(said["verdict"].split()) in " ".join(done.stdout.split())
+    assert said["boundary"]["ci_low"] <= said["boundary"]["value"] <= said["boundary"]["ci_high"]
+    assert json.loads(servesim(*quick, "--rate", 100, "--json").stdout) == said
+
+
+def test_capacities_are_compared(scenario: Path):
+    """A batch of eight that starts when the last one ended answers later than one that is always refilled."""
+    done = servesim("compare", scenario, "--capacity", "--set", "slo.p99_ttft_ms=2000", *QUICK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"static bears 0\.\d+ times the load of vllm-v1", " ".join(done.stdout.split()))
+
+
+def test_a_run_is_repeated_until_its_tails_are_known(scenario: Path, tmp_path: Path):
+    done = servesim("run", scenario, "--precision", 0.5, "--jobs", 1, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^ttft_p99_ms .* to .*%$", done.stdout, re.MULTILINE)
+    said = json.loads((tmp_path / "out" / "replications.json").read_text())
+    assert (said["replications"] >= 6, said["is_precise"]) == (True, True)

@@ -56,7 +56,7 @@ def error_of(data: dict, **options) -> str:
 
 
 SLO_TERMS = (
-    "expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
+    "expected goodput, or STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
     "ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl"
 )
 ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
@@ -71,7 +71,11 @@ ARRIVALS = "known: constant, poisson, gamma, stages, burst, closed_loop"
             f"engine.policy: unknown policy 'vlm-v1'; known: {', '.join(POLICIES)}. Did you mean 'vllm-v1'?",
         ),
         ("engine.max_num_seq", 3, "engine.max_num_seq: unknown key. Did you mean 'max_num_seqs'?"),
-        ("hardware.gpus", 1, "hardware.gpus: unknown key; known: gpu, tensor_parallel. Did you mean 'gpu'?"),
+        (
+            "hardware.gpus",
+            1,
+            "hardware.gpus: unknown key; known: gpu, tensor_parallel, price_per_gpu_hour. Did you mean 'gpu'?",
+        ),
         ("hardware", {}, "hardware.gpu: is missing (name of a GPU; `servesim gpus` lists them)."),
         ("engine.max_num_seqs", 0, "engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once)."),
         (
@@ -207,8 +211,8 @@ def test_every_mistake_has_a_line():
     assert error_of(data).splitlines() == [
         "x.yaml: seed: expected a whole number, got 'x' (seed of every random stream).",
         "x.yaml: engine.max_num_seqs: expected at least 1, got 0 (requests that may run at once).",
-        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, fleet, run, "
-        "slo, compare. Did you mean 'model'?",
+        "x.yaml: modle: unknown key; known: name, seed, model, hardware, engine, cost, traffic, arrivals, fleet, "
+        "scale, run, slo, compare, sweep. Did you mean 'model'?",
     ]
 
 

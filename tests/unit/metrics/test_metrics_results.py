@@ -154,12 +154,37 @@ def test_goodput_holds_each_request_to_the_limits_by_its_own_values(three, slo, 
     assert summary["throughput"]["good_share"] == sum(good) / 3
 
 
+def test_a_share_of_good_requests_is_a_term_like_others(three):
+    run = results(three, slo={"p50_itl_ms": 5, "goodput": 0.7})
+    assert run.summary()["slo"][-1] == {
+        "term": "goodput",
+        "limit": 0.7,
+        "value": 2 / 3,
+        "met": False,
+        "is_censored": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ({"goodput": 0.9}, "slo.goodput: no other term says what a good request is. Give it a limit on a latency."),
+        ({"p99_ttft_ms": 5, "goodput": 99}, "slo.goodput: 99 is not a share; a number between 0 and 1."),
+    ],
+)
+def test_goodput_needs_limits_and_is_a_share(slo, message):
+    with pytest.raises(ScenarioError) as error:
+        results_of_nothing(slo).summary()
+    assert str(error.value) == message
+
+
 def test_an_unknown_slo_term_is_named():
     with pytest.raises(ScenarioError) as error:
         results_of_nothing({"p99_tfft_ms": 5}).summary()
     assert str(error.value) == (
-        "slo: unknown term 'p99_tfft_ms'; expected STATISTIC_METRIC_ms: mean, max or a percentile (p50, p99, p999) of "
-        "ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl. Did you mean 'p99_ttft_ms'?"
+        "slo: unknown term 'p99_tfft_ms'; expected goodput, or STATISTIC_METRIC_ms: mean, max or a percentile "
+        "(p50, p99, p999) of ttft, ttft_after_client_queue, tpot, ntpot, e2e, queue, client_queue, itl. "
+        "Did you mean 'p99_ttft_ms'?"
     )
 
 

@@ -106,6 +106,8 @@ def test_percentiles_are_those_of_numpy_on_the_expanded_list(values, percent):
     assert weighted.percentile(percent) == np.percentile(expanded, percent)
     assert plain.percentile(percent) == np.percentile(expanded, percent)
     assert weighted.count == plain.count == len(expanded)
+    limit = numbers[0]
+    assert weighted.num_above(limit) == plain.num_above(limit) == np.count_nonzero(expanded > limit)
     assert weighted.mean() == pytest.approx(expanded.mean(), rel=1e-12)
     assert weighted.plus(numbers).percentile(percent) == np.percentile(np.append(expanded, numbers), percent)
     assert plain.plus(numbers).percentile(percent) == np.percentile(np.append(expanded, numbers), percent)
