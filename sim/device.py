@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
-from operator import sub
 
 import numpy as np
 
@@ -97,8 +95,12 @@ class Device:
         if num_steps > FEW_STEPS:
             ends_ns = begin_ns + np.cumsum(prices_ns + gap_ns)
             return SteadyTimes(ends_ns - prices_ns, ends_ns, host_ns)
-        end_ns = list(accumulate((prices_ns + gap_ns).tolist(), initial=begin_ns))[1:]
-        return SteadyTimes(list(map(sub, end_ns, prices_ns.tolist())), end_ns, host_ns)
+        start_ns, end_ns = [], []
+        for price_ns in prices_ns.tolist():
+            start_ns.append(begin_ns + gap_ns)
+            begin_ns += gap_ns + price_ns
+            end_ns.append(begin_ns)
+        return SteadyTimes(start_ns, end_ns, host_ns)
 
     def skip_to(self, end_ns: int) -> None:
         """Steps that were foreseen have run; the last of them ended at `end_ns`."""

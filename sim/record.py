@@ -10,11 +10,9 @@ left it out) and then one token in each of `num_ticks` ticks of `lane` from `fir
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, count, islice, repeat
 from struct import Struct
 
 import numpy as np
@@ -217,32 +215,39 @@ class Recorder:
     def _record_few(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
         num_decode, context_sum, context_sum_sq, context_max, _, num_sampled, _, _, _ = run.shape
         used_blocks, live_tokens = run.used_blocks, run.live_tokens
-        zero = repeat(0)
-        rows = zip(
-            repeat(0, num_steps),
-            times.start_ns,
-            times.end_ns,
-            repeat(times.host_ns),
-            repeat(num_decode),
-            count(context_sum, num_decode),
-            accumulate(count(2 * context_sum + num_decode, 2 * num_decode), initial=context_sum_sq),
-            count(context_max),
-            zero,
-            zero,
-            repeat(num_sampled),
-            zero,
-            zero,
-            zero,
-            repeat(run.num_running),
-            repeat(run.num_waiting),
-            islice(accumulate(run.num_new_blocks, initial=used_blocks), 1, None),
-            run.num_new_blocks,
-            count(live_tokens + num_decode, num_decode),
-            zero,
-            repeat(run.blocked_by),
-            strict=False,
-        )
-        self._extend_iterations(array("q", chain.from_iterable(rows)))
+        for start_ns, end_ns, num_new_blocks in zip(
+            times.start_ns[:num_steps], times.end_ns, run.num_new_blocks, strict=False
+        ):
+            used_blocks += num_new_blocks
+            live_tokens += num_decode
+            self._extend_iterations(
+                self._pack_iteration(
+                    0,
+                    start_ns,
+                    end_ns,
+                    times.host_ns,
+                    num_decode,
+                    context_sum,
+                    context_sum_sq,
+                    context_max,
+                    0,
+                    0,
+                    num_sampled,
+                    0,
+                    0,
+                    0,
+                    run.num_running,
+                    run.num_waiting,
+                    used_blocks,
+                    num_new_blocks,
+                    live_tokens,
+                    0,
+                    run.blocked_by,
+                )
+            )
+            context_sum_sq += 2 * context_sum + num_decode
+            context_sum += num_decode
+            context_max += 1
 
     def end(self, request: Request, released_ns: int) -> None:
         """The last word on a request, with the outcome that it carries. Appends its row.
