@@ -69,15 +69,17 @@ class RunningBatch:
         self.num_decode = 0
         """Number of members."""
         self._block_size = block_size
-        self._members: dict[Request, None] = {}
+        self._members: dict[int, Request] = {}
+        """By index."""
         self._offset_sum = 0
         self._offset_sum_sq = 0
-        self._at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self.at_residue: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        """Members by what their context and the tick differ in, modulo the block size: in the tick that is about to
+        come, those at residue `tick % block_size` need a block. To be read; `join` and `leave` change it."""
         self.due = TickCalendar()
         """Members by the tick after which their time is up."""
         self._max_offset: int | None = None
         """The largest offset of a member; None when it must be looked up again."""
-        self._by_index: dict[int, Request] = {}
         self._longest: list[int] = []
         """A heap of -offset and index in one integer, longest context first; entries of those who left stay a while."""
 
@@ -85,32 +87,32 @@ class RunningBatch:
         return len(self._members)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._members
+        return self._members.get(request.index) is request
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._members)
+        return iter(self._members.values())
 
     def join(self, request: Request, ticks: int) -> None:
         """Add a request whose prefill is complete; `due` names it `ticks` (>= 1) ticks from now. Mutates both."""
-        if request in self._members or ticks < 1:
+        index = request.index
+        if index in self._members or ticks < 1:
             raise InvariantError(f"{request} joins twice or for {ticks} ticks")
-        tick = request.joined_tick = self.tick
-        request.due_tick = tick + ticks
-        self._members[request] = None
+        request.joined_tick = tick = self.tick
+        request.due_tick = due_tick = tick + ticks
+        self._members[index] = request
         self.num_decode += 1
         offset = request.num_computed_tokens - tick
         self._offset_sum += offset
         self._offset_sum_sq += offset * offset
-        self._at_residue[-offset % self._block_size][request] = None
-        self.due.add(tick + ticks, request)
-        self._by_index[request.index] = request
-        heappush(self._longest, (-offset << _INDEX_BITS) | request.index)
+        self.at_residue[-offset % self._block_size][request] = None
+        self.due.add(due_tick, request)
+        heappush(self._longest, (-offset << _INDEX_BITS) | index)
         if self._max_offset is not None and offset > self._max_offset:
             self._max_offset = offset
 
     def postpone(self, request: Request, ticks: int) -> None:
         """`due` names the member `ticks` (>= 1) ticks from now and not before; its place stays. Mutates both."""
-        if request not in self._members or ticks < 1:
+        if request not in self or ticks < 1:
             raise InvariantError(f"{request} is no member or postponed by {ticks} ticks")
         self.due.discard(request.due_tick, request)
         request.due_tick = self.tick + ticks
@@ -118,17 +120,18 @@ class RunningBatch:
 
     def leave(self, request: Request) -> None:
         """Remove a member and bring its counters up to date. Mutates both."""
-        del self._members[request]
-        del self._by_index[request.index]
+        del self._members[request.index]
         self.num_decode -= 1
-        offset = request.num_computed_tokens - request.joined_tick
+        joined_tick = request.joined_tick
+        offset = request.num_computed_tokens - joined_tick
         if offset == self._max_offset:
             self._max_offset = None
         self._offset_sum -= offset
         self._offset_sum_sq -= offset * offset
-        del self._at_residue[-offset % self._block_size][request]
-        self.due.discard(request.due_tick, request)
-        num_ticks = self.tick - request.joined_tick
+        del self.at_residue[-offset % self._block_size][request]
+        if request.due_tick in self.due:
+            self.due.discard(request.due_tick, request)
+        num_ticks = self.tick - joined_tick
         request.num_computed_tokens += num_ticks
         request.num_output_tokens += num_ticks
         request.joined_tick = request.due_tick = NEVER
@@ -165,10 +168,10 @@ class RunningBatch:
 
     def _longest_offset(self) -> int:
         """The largest offset of a member. Forgets entries of those who left."""
-        longest, by_index = self._longest, self._by_index
+        longest, members = self._longest, self._members
         while True:
             entry = longest[0]
-            request = by_index.get(entry & _INDEX_MASK)
+            request = members.get(entry & _INDEX_MASK)
             offset = -(entry >> _INDEX_BITS)
             if request is not None and request.num_computed_tokens - request.joined_tick == offset:
                 return offset
@@ -184,10 +187,10 @@ class RunningBatch:
 
         With remainder 0 their next token needs a block; with block size - 1 it completes one.
         """
-        return self._at_residue[(self.tick - remainder) % self._block_size]
+        return self.at_residue[(self.tick - remainder) % self._block_size]
 
     def num_growing(self, num_ticks: int) -> list[int]:
         """How many members need a block in each of the next `num_ticks` ticks, if nobody joins or leaves."""
-        at_residue, size, first = self._at_residue, self._block_size, self.tick % self._block_size
-        counts = [len(members) for members in at_residue[first:] + at_residue[:first]]
+        at_residue, size, first = self.at_residue, self._block_size, self.tick % self._block_size
+        counts = list(map(len, at_residue[first:] + at_residue[:first]))
         return (counts * -(-num_ticks // size))[:num_ticks] if num_ticks > size else counts[:num_ticks]

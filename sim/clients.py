@@ -1,8 +1,7 @@
 """The clients: they send requests, wait for answers, leave, and limit themselves.
 
 Open-loop requests arrive by themselves; closed-loop clients send the next one some time after an answer, and
-so does everybody who is in a conversation. The prompts of one API call are sent together, and the call is answered
-when the last of them is over.
+so does everybody who is in a conversation.
 A class's connection limit holds requests back at the client, which is not batching: what waits there is
 invisible to the server.
 """
@@ -73,21 +72,30 @@ class Clients:
         self._closed_rows: list[deque[int]] = [
             deque(reactions[traffic.class_index[reactions] == i].tolist()) for i in range(len(traffic.pools))
         ]
-        self._num_connected = [0] * len(traffic.pools)
-        self._held_back: list[deque[tuple[Request, ...]]] = [deque() for _ in traffic.pools]
+        self._limits = {
+            i: pool.max_connections for i, pool in enumerate(traffic.pools) if pool.max_connections is not None
+        }
+        """Classes with a connection limit. The others need not count."""
+        self._num_connected = dict.fromkeys(self._limits, 0)
+        self._held_back: dict[int, deque[tuple[Request, ...]]] = {i: deque() for i in self._limits}
         self._call = None if traffic.call is None else traffic.call.tolist()
         self._num_unanswered: dict[int, int] = {}
         """Prompts of each call under way whose answer is still to come."""
+        self._impatient = set(np.unique(traffic.class_index[traffic.cancel_after_ns != NEVER]).tolist())
+        """Classes some of whose clients leave after a time."""
+        self._reacts = traffic.has_next_turn is not None or any(p.num_clients is not None for p in traffic.pools)
         self._live: dict[int, Request] = {}
+        self._arrival = clock.timer(Priority.ARRIVE)
         engine.on_release = self._on_release
-        engine.on_answer = self._disconnect
+        if self._limits or self._reacts or self._call is not None:
+            engine.on_answer = self._disconnect
         engine.on_depart = lambda request: self._leave(request, Outcome.CANCELLED)
         engine.on_expire = lambda request: self._leave(request, Outcome.TIMED_OUT)
 
     def start(self) -> None:
         """Schedule the first arrivals."""
         if self._open_rows:
-            self._schedule_next_arrival()
+            self._schedule_arrival(self._requests(self._open_rows.popleft()))
         for class_index, pool in enumerate(self._traffic.pools):
             for _ in range(min(pool.num_clients or 0, len(self._closed_rows[class_index]))):
                 self._think(class_index)
@@ -101,14 +109,20 @@ class Clients:
                 self._recorder.end(request, NEVER)
         self._live.clear()
 
-    def _schedule_next_arrival(self) -> None:
-        arrival_ns = int(self._traffic.arrival_ns[self._open_rows[0]])
-        self._clock.at(arrival_ns, Priority.ARRIVE).callbacks.append(self._arrive_open)
+    def _schedule_arrival(self, requests: tuple[Request, ...]) -> None:
+        self._next_open = requests
+        self._arrival.set(requests[0].arrival_ns).callbacks.append(self._arrive_open)
 
     def _arrive_open(self, _: object) -> None:
-        self._arrive(self._requests(self._open_rows.popleft()))
-        if self._open_rows:
-            self._schedule_next_arrival()
+        """What comes next in an open loop arrives, and with it what follows before anything else happens."""
+        self._arrive(self._next_open)
+        rows, clock = self._open_rows, self._clock
+        while rows:
+            requests = self._requests(rows.popleft())
+            if not clock.advance_to(requests[0].arrival_ns):
+                self._schedule_arrival(requests)
+                return
+            self._arrive(requests)
 
     def _think(self, class_index: int) -> None:
         """A closed-loop client takes its next request, if any is left, and sends it when it has thought."""
@@ -138,18 +152,20 @@ class Clients:
         return tuple(self._traffic.request(row) for row in range(first_row, end))
 
     def _arrive(self, requests: tuple[Request, ...]) -> None:
+        class_index = requests[0].class_index
         for request in requests:
             self._live[request.index] = request
-            self._watch(request)
-        class_index = requests[0].class_index
-        limit = self._traffic.pools[class_index].max_connections
-        if limit is not None and self._num_connected[class_index] >= limit:
-            self._held_back[class_index].append(requests)
-        else:
-            self._send(requests)
+            if class_index in self._impatient:
+                self._limit_patience(request)
+        if class_index in self._limits:
+            if self._num_connected[class_index] >= self._limits[class_index]:
+                self._held_back[class_index].append(requests)
+                return
+            self._num_connected[class_index] += 1
+        for request in requests:
+            self._engine.submit(request)
 
-    def _watch(self, request: Request) -> None:
-        """The client will leave when its patience ends, if it ever does."""
+    def _limit_patience(self, request: Request) -> None:
         patience_ns = int(self._traffic.cancel_after_ns[request.index])
         if patience_ns != NEVER:
             late = bool(self._traffic.leaves_at_deadline[request.index])
@@ -157,11 +173,6 @@ class Clients:
             self._clock.call_at(
                 request.arrival_ns + patience_ns, Priority.CANCEL, lambda: self._leave(request, outcome)
             )
-
-    def _send(self, requests: tuple[Request, ...]) -> None:
-        self._num_connected[requests[0].class_index] += 1
-        for request in requests:
-            self._engine.submit(request)
 
     def _leave(self, request: Request, outcome: Outcome) -> None:
         """A client gives up. Its connection is free at once; what the engine does about it is its own affair."""
@@ -187,11 +198,17 @@ class Clients:
     def _disconnect(self, request: Request) -> None:
         if self._call is not None and not self._completes_call(self._call[request.index]):
             return
-        class_index = request.class_index
-        self._num_connected[class_index] -= 1
+        if request.class_index in self._limits:
+            self._pass_connection_on(request.class_index)
+        if self._reacts:
+            self._react(request)
+
+    def _pass_connection_on(self, class_index: int) -> None:
         if self._held_back[class_index]:
-            self._send(self._held_back[class_index].popleft())
-        self._react(request)
+            for request in self._held_back[class_index].popleft():
+                self._engine.submit(request)
+        else:
+            self._num_connected[class_index] -= 1
 
     def _completes_call(self, call: int) -> bool:
         """Whether this answer was the last that its call waited for; a request by itself waits for no other."""

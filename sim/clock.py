@@ -7,19 +7,19 @@ a rule instead of an accident of creation:
     COMPLETE  a step's results exist
     ARRIVE    requests arrive, whoever waited for a result reacts to it
     PLAN      engines decide their next step, knowing all of the above
+    END       a run is cut after all of the above
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import IntEnum
 from heapq import heappush
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import simpy
-from simpy.core import EmptySchedule
 from simpy.events import Event
 
 from sim.errors import InvariantError, ScenarioError
@@ -38,6 +38,7 @@ class Priority(IntEnum):
     COMPLETE = 1
     ARRIVE = 2
     PLAN = 3
+    END = 4
 
 
 def to_ns(seconds: float) -> int:
@@ -54,7 +55,8 @@ class Clock:
     @property
     def now_ns(self) -> int:
         """The current time."""
-        return int(self.env.now)
+        now_ns: int = self.env._now  # type: ignore[assignment]  # SimPy allows floats; only integers are scheduled
+        return now_ns
 
     def event(self) -> Event:
         """An event that somebody will `trigger`."""
@@ -72,52 +74,70 @@ class Clock:
 
         Raises ScenarioError for a time that no run can reach.
         """
-        if not self.env._now <= time_ns <= MAX_TIME_NS:
-            self._refuse(time_ns)
-        return _Occurrence(self.env, time_ns, priority)
+        return Timer(self.env, priority).set(time_ns)
+
+    def timer(self, priority: Priority) -> Timer:
+        """An event for one time after another, each in the given place of its nanosecond."""
+        return Timer(self.env, priority)
+
+    def is_anybody_due(self) -> bool:
+        """Whether something else is scheduled for this very nanosecond."""
+        queue = self.env._queue
+        return queue[0][0] <= self.env._now if queue else False
+
+    def advance_to(self, time_ns: int) -> bool:
+        """Move on to a time (>= now) up to which nothing is scheduled. False, and nothing changed: something is."""
+        queue = self.env._queue
+        if not queue or queue[0][0] <= time_ns:
+            return False
+        self.env._now = time_ns
+        return True
 
     def call_at(self, time_ns: int, priority: Priority, action: Callable[[], None]) -> None:
         """Call `action` at `time_ns` (>= now) in the given place of that nanosecond."""
         self.at(time_ns, priority).callbacks.append(lambda _: action())
-
-    def _refuse(self, time_ns: int) -> NoReturn:
-        if time_ns < self.env.now:
-            raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {self.now_ns} ns)")
-        raise ScenarioError(
-            "run",
-            f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
-            remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
-        )
 
     def run(self, until_ns: int | None = None) -> None:
         """Run until nothing is scheduled, or through everything that is due at `until_ns` or before.
 
         In the second case the time is `until_ns` afterwards.
         """
-        env = self.env
-        if until_ns is None:
-            with _collecting_rarely(), suppress(EmptySchedule):
-                while True:
-                    env.step()
-            return
-        self.at(until_ns, Priority.PLAN)
+        end = None if until_ns is None else self.at(until_ns, Priority.END)
         with _collecting_rarely():
-            while env.peek() <= until_ns:
-                env.step()
+            self.env.run(end)
 
 
-class _Occurrence(Event):
+class Timer(Event):
     """What simpy.Timeout is, at a time and with a priority: an event that has its value when it is scheduled.
 
-    There is one for every iteration and every arrival, so what `Environment.schedule` does is done here.
+    When it has fired it may be set again. There is a time for every iteration and every arrival, so what
+    `Environment.schedule` does is done here.
     """
 
-    def __init__(self, env: simpy.Environment, time_ns: int, priority: Priority) -> None:
-        self.env = env
-        self.callbacks = []
+    def __init__(self, env: simpy.Environment, priority: Priority) -> None:
+        super().__init__(env)
         self._ok = True
         self._value = None
-        heappush(env._queue, (time_ns, priority, next(env._eid), self))  # type: ignore[misc]  # SimPy's own two priorities
+        self._priority = priority
+
+    def set(self, time_ns: int) -> Self:
+        """Fire at `time_ns` (>= now). Raises ScenarioError for a time that no run can reach."""
+        env = self.env
+        if not env._now <= time_ns <= MAX_TIME_NS:
+            _refuse(time_ns, env)
+        self.callbacks = []
+        heappush(env._queue, (time_ns, self._priority, next(env._eid), self))  # type: ignore[misc]  # SimPy's own two priorities
+        return self
+
+
+def _refuse(time_ns: int, env: simpy.Environment) -> NoReturn:
+    if time_ns < env.now:
+        raise InvariantError(f"event at {time_ns} ns scheduled in the past (now {env.now} ns)")
+    raise ScenarioError(
+        "run",
+        f"simulated time would pass {MAX_TIME_NS / NS_PER_S:.0e} s",
+        remedy="Lower the times in cost, arrivals or engine, or the number of requests.",
+    )
 
 
 @contextmanager

@@ -50,9 +50,10 @@ class EngineCore:
 
         One that is over already, or that its batch cannot let go of, is not among them.
         """
-        gone = [r for r in cancels if r.status is not Status.OVER and self.policy.cancel(r)]
+        policy = self.policy
+        gone = [r for r in cancels if r.status is not Status.OVER and policy.cancel(r)] if cancels else []
         for request in arrivals:
-            self.policy.add(request)
+            policy.add(request)
         if gone:
             self._has_ends_to_report = True
         return gone

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from sim.cost.base import CostModel
-from sim.step import FEW_STEPS, SteadyRun, SteadyTimes, Step
+from sim.step import FEW_STEPS, SteadyRun, SteadyTimes, Step, StepShape
 
 MAX_FORESEEN_NS = 10**11
 """Longer steps (100 s) are advanced one by one: their prices could overflow where they are added up."""
@@ -32,12 +33,16 @@ class Device:
         self._host_free_ns = 0
         self._free_ns = 0
         self._last_end_ns = 0
-        self.num_computing = 0
-        """Steps on their way that take time."""
         self.last_price_ns = 0
         """Of the last step that was launched."""
-        self.last_had_prefills = False
-        """Whether the last step that was launched computed prefills."""
+        self.last_shape = StepShape()
+        """Of the last step that was launched."""
+        self.pop_oldest: Callable[[], Launch] = self._launches.popleft
+        """Take out the step that ended."""
+
+    def is_computing(self, now_ns: int) -> bool:
+        """Whether a launched step takes time still. Steps that have ended by `now_ns` must have been popped."""
+        return self._launches[-1][2] > now_ns if self._launches else False
 
     @property
     def oldest_end_ns(self) -> int:
@@ -52,7 +57,6 @@ class Device:
             self._launches.append((step, end_ns, end_ns, 0))
             return
         cost = self._cost
-        self.last_had_prefills = bool(shape.prefills)
         host_ns = cost.host_ns(shape)
         start_ns = self._host_free_ns
         if now_ns > start_ns:
@@ -61,6 +65,7 @@ class Device:
         self._host_free_ns = start_ns
         if self._free_ns > start_ns:
             start_ns = self._free_ns
+        self.last_shape = shape
         self.last_price_ns = price_ns = cost.price(shape)
         end_ns = start_ns + price_ns
         if self._num_stages > 1:
@@ -70,15 +75,7 @@ class Device:
             self._free_ns = start_ns + stage_ns
         else:
             self._free_ns = end_ns
-        self.num_computing += 1
         self._launches.append((step, start_ns, end_ns, host_ns))
-
-    def pop_oldest(self) -> Launch:
-        """The step that ended."""
-        launch = self._launches.popleft()
-        if launch[1] != launch[2]:
-            self.num_computing -= 1
-        return launch
 
     def foresee(self, run: SteadyRun, now_ns: int) -> SteadyTimes | None:
         """Times of a run whose first step would be planned now; None when they do not follow a simple rule.

@@ -34,11 +34,23 @@ class Foreseen(NamedTuple):
 
     run: SteadyRun
     times: SteadyTimes
+    num_steps: int
+    """How many of them are planned until something must be decided."""
     planned_ns: list[int]
     """When the first steps are planned; each further one when the step `len(planned_ns)` before it ends."""
     wakeup: Event
-    """At the end of the last step before whose end nothing must be decided."""
-    wakeup_ns: int
+    """When something must be decided."""
+
+    def planned_at_ns(self, index: int) -> int:
+        """When the step with this index is planned."""
+        depth = len(self.planned_ns)
+        return self.planned_ns[index] if index < depth else int(self.times.end_ns[index - depth])
+
+    def num_ended(self, now_ns: int, side: Literal["left", "right"]) -> int:
+        """Steps, with the one in flight before the run, that end before now (left) or not after it (right)."""
+        bisect = bisect_left if side == "left" else bisect_right
+        num_steps = self.num_steps - len(self.planned_ns)
+        return bisect(self.planned_ns, now_ns, 1) - 1 + bisect(self.times.end_ns, now_ns, 0, num_steps)
 
 
 class Engine:
@@ -92,7 +104,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """A request reaches the engine now. What could never run is refused at once."""
-        self.sync()
+        if self._foreseen is not None:
+            self._cut_short(self._foreseen)
         request.queued_ns = self._clock.now_ns
         reason: int | None = NEVER_FITS
         if self._core.policy.never_fits(request) is None:
@@ -104,7 +117,8 @@ class Engine:
             self._end(request, NEVER)
             return
         self._arrivals.append(request)
-        self._wake()
+        if self._wakeup is not None:
+            self._wake()
         if self._reception.timeout_ns is not None:
             due_ns = self._clock.now_ns + self._reception.timeout_ns
             self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
@@ -141,7 +155,8 @@ class Engine:
         policy, foreseen = self._core.policy, self._foreseen
         used_blocks = policy.usable_blocks - policy.free_blocks
         if foreseen is not None:
-            used_blocks += sum(foreseen.run.num_new_blocks[: self._num_ended(foreseen, "left") + 1])
+            num_planned = foreseen.num_ended(self._clock.now_ns, "left") + 1
+            used_blocks += sum(foreseen.run.num_new_blocks[:num_planned])
         return used_blocks / policy.usable_blocks
 
     def _expire(self, request: Request) -> None:
@@ -157,49 +172,50 @@ class Engine:
         A step that ends at this very nanosecond counts as running still, as it does for a cancellation.
         """
         foreseen = self._foreseen
-        if foreseen is None:
-            return
-        self._settle(side="left")
-        if self._device.oldest_end_ns < foreseen.wakeup_ns:
-            # The process waits for the end of the run: let it wait for the end of this step instead.
-            earlier = self._clock.at(self._device.oldest_end_ns, Priority.COMPLETE)
-            earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
+        if foreseen is not None:
+            self._cut_short(foreseen)
+            num_ended = foreseen.num_ended(self._clock.now_ns, "left")
+            self._settle(foreseen, num_ended, num_ended + 1)
 
     def stop(self) -> None:
         """The clock will not go on: let all that was foreseen up to and including now happen."""
-        if self._foreseen is not None:
-            self._settle(side="right")
+        foreseen = self._foreseen
+        if foreseen is not None:
+            num_ended = foreseen.num_ended(self._clock.now_ns, "right")
+            self._settle(foreseen, num_ended, num_ended + 1)
 
     def _run(self) -> Generator[Event, None, None]:
-        clock, core, device, env = self._clock, self._core, self._device, self._clock.env
+        clock, core, device = self._clock, self._core, self._device
+        step_end, next_plan = clock.timer(Priority.COMPLETE), clock.timer(Priority.PLAN)
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
             wakeup = self._foresee() if self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
-                if self._foreseen is not None:
-                    self._settle(side="left")
+                has_ended = self._settle_to_wakeup()
             else:
-                now_ns = int(env.now)
+                now_ns = clock.now_ns
                 for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
-                if not device.num_computing:  # 2. nothing to compute: wait for work
+                if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
                     yield from self._rest()
                     continue
-                yield clock.at(device.oldest_end_ns, Priority.COMPLETE)  # 3. the device works; the world queues up
+                yield step_end.set(device.oldest_end_ns)  # 3. the device works; the world queues up
+                has_ended = False
             if self._cancels:
                 self._admit_cancels()
-            self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
-            if env.peek() <= env.now:  # somebody else is due at this very nanosecond
-                yield clock.at(clock.now_ns, Priority.PLAN)
+            if not has_ended:
+                self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
+            if clock.is_anybody_due():  # somebody else is due at this very nanosecond
+                yield next_plan.set(clock.now_ns)
 
     def _foresee(self) -> Event | None:
         """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
         core, clock, device = self._core, self._clock, self._device
         if core.num_in_flight != core.depth - 1:
             return None
-        if device.last_had_prefills:
+        if device.last_shape.prefills:
             return None  # whoever completes its prefill decodes from the next step on
         max_steps = self._max_steps_undisturbed()
         run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
@@ -209,9 +225,9 @@ class Engine:
         planned_ns = [clock.now_ns]
         if core.num_in_flight:
             planned_ns.append(device.oldest_end_ns)
-        wakeup_ns = int(times.end_ns[-len(planned_ns)])
-        wakeup = clock.at(wakeup_ns, Priority.COMPLETE)
-        self._foreseen = Foreseen(run, times, planned_ns, wakeup, wakeup_ns)
+        num_steps = len(run.num_new_blocks)
+        wakeup = clock.at(int(times.end_ns[num_steps - len(planned_ns)]), Priority.COMPLETE)
+        self._foreseen = Foreseen(run, times, num_steps, planned_ns, wakeup)
         return wakeup
 
     def _max_steps_undisturbed(self) -> int:
@@ -223,33 +239,51 @@ class Engine:
             return MAX_STEADY_STEPS
         return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
 
-    def _settle(self, side: Literal["left", "right"]) -> None:
-        """Let foreseen steps happen whose end lies before now (left) or not after it (right).
+    def _cut_short(self, foreseen: Foreseen) -> None:
+        """Something came up: wake at the end of the step that runs now, and foresee no step that is planned then.
 
-        Afterwards as many steps are in flight as if each had been planned in its own time.
+        A step that ends at this very nanosecond counts as running. Nothing happens to those that have ended, which
+        doors may not know yet: they look at who waits and at steps with prompts, and there is none among them.
         """
-        foreseen, self._foreseen = self._foreseen, None
-        assert isinstance(foreseen, Foreseen)
-        run, times, planned_ns = foreseen.run, foreseen.times, foreseen.planned_ns
-        depth = len(planned_ns)
-        num_ended = self._num_last_foreseen = self._num_ended(foreseen, side)
-        if depth > 1 and num_ended:
-            self._complete_oldest()
-        first = max(0, num_ended - (depth - 1))
-        if first:
-            self._recorder.record_steady(run, times, first)
-            self._reception.observe_busy(int(times.start_ns[0]), int(times.end_ns[first - 1]))
-            self._core.policy.advance_steady(first)
-            self._device.skip_to(int(times.end_ns[first - 1]))
-        for index in range(first, num_ended + 1):
-            now_ns = planned_ns[index] if index < depth else int(times.end_ns[index - depth])
-            self._device.launch(self._core.plan(now_ns), now_ns)
+        num_steps = foreseen.num_ended(self._clock.now_ns, "left") + 1
+        if num_steps < foreseen.num_steps:
+            earlier = self._clock.at(foreseen.planned_at_ns(num_steps), Priority.COMPLETE)
+            earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
+            self._foreseen = foreseen._replace(num_steps=num_steps, wakeup=earlier)
 
-    def _num_ended(self, foreseen: Foreseen, side: Literal["left", "right"]) -> int:
-        """Steps, the one in flight before the run included, that end before now (left) or not after it (right)."""
-        planned_ns, end_ns = foreseen.planned_ns, foreseen.times.end_ns
-        now_ns, bisect = self._clock.now_ns, bisect_left if side == "left" else bisect_right
-        return bisect(planned_ns, now_ns, 1) - 1 + bisect(end_ns, now_ns, 0, len(end_ns) - len(planned_ns))
+    def _settle_to_wakeup(self) -> bool:
+        """Let foreseen steps happen up to now, the time of their wakeup. Returns whether the one that ends now has.
+
+        Without a step planned ahead of it, it may end requests, and is left in flight.
+        """
+        foreseen = self._foreseen
+        if foreseen is None:
+            return False
+        is_planned_ahead = self._core.depth > 1
+        self._settle(foreseen, foreseen.num_steps - (not is_planned_ahead), foreseen.num_steps)
+        return is_planned_ahead
+
+    def _settle(self, foreseen: Foreseen, num_ended: int, num_planned: int) -> None:
+        """Let the first `num_ended` of the foreseen steps (see `Foreseen.num_ended`) happen.
+
+        Afterwards those are in flight that are among the first `num_planned` of the run and have not ended.
+        """
+        self._foreseen = None
+        self._num_last_foreseen = num_ended
+        num_before = len(foreseen.planned_ns) - 1
+        first = max(0, num_ended - num_before)
+        if first:
+            if num_before:
+                self._complete_oldest()
+            self._recorder.record_steady(foreseen.run, foreseen.times, first)
+            self._reception.observe_busy(int(foreseen.times.start_ns[0]), int(foreseen.times.end_ns[first - 1]))
+            self._core.policy.advance_steady(first)
+            self._device.skip_to(int(foreseen.times.end_ns[first - 1]))
+        for index in range(first, num_planned):
+            now_ns = foreseen.planned_at_ns(index)
+            self._device.launch(self._core.plan(now_ns), now_ns)
+            if num_before and num_ended and index == 0:
+                self._complete_oldest()
 
     def _complete_oldest(self) -> bool:
         """Take in the oldest step's results; returns whether it changed anything."""

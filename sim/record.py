@@ -10,6 +10,7 @@ left it out) and then one token in each of `num_ticks` ticks of `lane` from `fir
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -128,7 +129,10 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
         self._pack_iteration, self._extend_iterations = self.iterations.pack, self.iterations.extend
-        self._lane_ticks = [0]
+        self._pack_chunk, self._extend_chunks = self.chunks.pack, self.chunks.extend
+        self._pack_segment, self._extend_segments = self.segments.pack, self.segments.extend
+        self._pack_request, self._extend_requests = self.requests.pack, self.requests.extend
+        self._lane_ticks: dict[int, int] = defaultdict(int)
         self._tables: Tables | None = None
         self._num_preempted = 0
         """Since the last iteration that has a row."""
@@ -139,11 +143,9 @@ class Recorder:
         self._num_iterations = iteration + 1
         chunks, lane = step.chunks, step.lane
         num_decode, context_sum, context_sum_sq, context_max, prefills, sampled, padding, swapped, new = step.shape
-        if lane >= len(self._lane_ticks):
-            self._lane_ticks.extend([0] * (lane + 1 - len(self._lane_ticks)))
         prefill_tokens = 0
         if chunks or step.joined or step.left or step.admitted or step.preempted:
-            self._record_changes(step, iteration, start_ns, end_ns)
+            self._record_changes(step, iteration)
             for num_tokens, _ in prefills:
                 prefill_tokens += num_tokens
         if num_decode:
@@ -178,7 +180,6 @@ class Recorder:
             return
         for request in finished.finished:
             request.finished_iteration = iteration
-            request.finished_ns = end_ns
             self._close_segment(request)
         for request in finished.released:
             self.end(request, end_ns)
@@ -257,8 +258,8 @@ class Recorder:
         if request.segment_lane != NEVER:
             self._close_segment(request)
         request.is_recorded = True
-        self.requests.extend(
-            self.requests.pack(
+        self._extend_requests(
+            self._pack_request(
                 request.index,
                 request.class_index,
                 request.arrival_ns,
@@ -266,11 +267,11 @@ class Recorder:
                 request.num_delivered_tokens,
                 request.queued_ns,
                 request.admitted_iteration,
-                request.admitted_ns,
+                NEVER,  # admitted_ns
                 request.first_token_iteration,
-                request.first_token_ns,
+                NEVER,  # first_token_ns
                 request.finished_iteration,
-                request.finished_ns,
+                NEVER,  # finished_ns
                 released_ns,
                 request.cancelled_ns,
                 request.num_preemptions,
@@ -292,8 +293,13 @@ class Recorder:
         order = np.argsort(requests["request"], kind="stable")
         for name, values in requests.items():
             requests[name] = values[order]
+        iterations = self.iterations.take_columns()
+        for event, edge in (("admitted", "start_ns"), ("first_token", "end_ns"), ("finished", "end_ns")):
+            iteration = requests[f"{event}_iteration"]
+            happened = iteration != NEVER
+            requests[f"{event}_ns"][happened] = iterations[edge][iteration[happened]]
         return Tables(
-            iterations=self.iterations.take_columns(),
+            iterations=iterations,
             chunks=self.chunks.take_columns(),
             requests=requests,
             segments=self.segments.take_columns(),
@@ -309,63 +315,53 @@ class Recorder:
             victim.recomputed_tokens += num_lost_tokens
             self._close_segment(victim)
 
-    def _record_changes(self, step: Step, iteration: int, start_ns: int, end_ns: int) -> None:
+    def _record_changes(self, step: Step, iteration: int) -> None:
+        lane = step.lane
         if step.preempted:
             self.record_preemptions(step)
         for request, num_cached_tokens, is_resumed in step.admitted:
             if not is_resumed:
                 request.admitted_iteration = iteration
-                request.admitted_ns = start_ns
                 request.cached_prompt_tokens = num_cached_tokens
         for request in step.left:
-            if request.segment_lane == step.lane:
+            if request.segment_lane == lane:
                 self._close_segment(request)
         for request in step.joined:
             if not request.is_recorded:
-                self._join(request, step.lane)
-        for request, num_tokens, context, is_last in step.chunks:
-            self.chunks.extend(self.chunks.pack(iteration, request.index, num_tokens, context))
-            if is_last and not request.is_recorded:
-                self._sample(request, step.lane, iteration, end_ns)
-
-    def _sample(self, request: Request, lane: int, iteration: int, end_ns: int) -> None:
-        """The prefill is complete: its last chunk yields a token and opens a segment."""
-        if request.first_token_ns == NEVER:
-            request.first_token_iteration = iteration
-            request.first_token_ns = end_ns
-        request.segment_iteration = iteration
-        request.segment_lane = lane
-        request.segment_first_tick = NEVER
-
-    def _join(self, request: Request, lane: int) -> None:
-        if request.segment_first_tick != NEVER or request.segment_lane not in (lane, NEVER):
-            self._close_segment(request)
-        request.segment_lane = lane
-        request.segment_first_tick = self._lane_ticks[lane]
+                if request.segment_first_tick != NEVER or request.segment_lane not in (lane, NEVER):
+                    self._close_segment(request)
+                request.segment_lane = lane
+                request.segment_first_tick = self._lane_ticks[lane]
+        for chunk in step.chunks:
+            request = chunk.request
+            self._extend_chunks(self._pack_chunk(iteration, request.index, chunk.num_tokens, chunk.context))
+            if chunk.is_last and not request.is_recorded:
+                # The prefill is complete: its last chunk yields a token and opens a segment.
+                if request.first_token_iteration == NEVER:
+                    request.first_token_iteration = iteration
+                request.segment_iteration = iteration
+                request.segment_lane = lane
+                request.segment_first_tick = NEVER
 
     def num_tokens(self, request: Request) -> int:
         """Tokens that its client has received by the end of the last recorded step (all of them, if streamed)."""
-        return request.num_delivered_tokens + self._num_tokens_of_open_segment(request)
+        is_sampled = request.segment_iteration != NEVER
+        return request.num_delivered_tokens + is_sampled + self._num_ticks_of_open_segment(request)
 
     def _close_segment(self, request: Request) -> None:
         """Write the row. Tokens of a client that has left count no more: they were computed for nobody."""
         if request.segment_lane == NEVER:
             return
-        num_tokens = self._num_tokens_of_open_segment(request)
-        iteration = request.segment_iteration
-        num_ticks = num_tokens - (iteration != NEVER)
+        iteration, num_ticks = request.segment_iteration, self._num_ticks_of_open_segment(request)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self.segments.extend(
-            self.segments.pack(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
+        self._extend_segments(
+            self._pack_segment(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
         )
         if request.cancelled_ns == NEVER:
-            request.num_delivered_tokens += num_tokens
+            request.num_delivered_tokens += num_ticks + (iteration != NEVER)
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER
 
-    def _num_tokens_of_open_segment(self, request: Request) -> int:
-        if request.segment_lane == NEVER:
-            return 0
+    def _num_ticks_of_open_segment(self, request: Request) -> int:
         first_tick = request.segment_first_tick
-        num_ticks = 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick
-        return (request.segment_iteration != NEVER) + num_ticks
+        return 0 if first_tick == NEVER else self._lane_ticks[request.segment_lane] - first_tick

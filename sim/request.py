@@ -64,11 +64,8 @@ class Request:
         "queued_ns",
         # the recorder's
         "admitted_iteration",
-        "admitted_ns",
         "first_token_iteration",
-        "first_token_ns",
         "finished_iteration",
-        "finished_ns",
         "num_preemptions",
         "recomputed_tokens",
         "cached_prompt_tokens",
@@ -125,11 +122,8 @@ class Request:
         self.queued_ns = NEVER
 
         self.admitted_iteration = NEVER
-        self.admitted_ns = NEVER
         self.first_token_iteration = NEVER
-        self.first_token_ns = NEVER
         self.finished_iteration = NEVER
-        self.finished_ns = NEVER
         self.num_preemptions = 0
         self.recomputed_tokens = 0
         self.cached_prompt_tokens = 0

@@ -58,13 +58,16 @@ class StepShape(NamedTuple):
         return sum([num_tokens for num_tokens, _ in self.prefills])
 
 
-class Chunk(NamedTuple):
-    """A piece of one request's prefill. `is_last`: it completes the prefill, so a token is sampled."""
+@dataclass(slots=True)
+class Chunk:
+    """A piece of one request's prefill."""
 
     request: Request
     num_tokens: int
     context: int
+    """Its tokens already in cache."""
     is_last: bool
+    """It completes the prefill, so a token is sampled."""
 
 
 class Admission(NamedTuple):

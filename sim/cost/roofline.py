@@ -105,7 +105,9 @@ class Roofline(CostModel):
         self._host_ns = options.host_us * 1e3
         self._host_request_ns = options.host_us_per_request * 1e3
         self._context_free_decode_ns = cache(lambda decodes, sampled: self._context_free_ns(decodes, (), sampled))
-        """Batches that only decode are few by size and many by number."""
+        """Batches that only decode are few by size and many by number; so are, next to their number, the sizes of
+        batches that prefill."""
+        self._tokens_ns, self._sampled_ns = cache(self._count_tokens_ns), cache(self._lm_head.ns)
 
     @classmethod
     def build(cls, options: CostOptions, target: Target) -> Roofline:
@@ -173,21 +175,23 @@ class Roofline(CostModel):
 
     def _context_free_ns(self, num_decode: int, prefills: tuple[tuple[int, int], ...], num_sampled: int) -> float:
         """All but the attention of the decodes: what stays the same while a batch decodes on."""
-        num_tokens, kv_tokens, ns = num_decode, 0, self._fixed_ns
+        num_tokens, kv_tokens, ns = num_decode, 0, 0.0
         if prefills:
             prefill_tokens, pairs, kv_tokens = prefill_sums(prefills)
             num_tokens += prefill_tokens
             arithmetic, memory = pairs * self._pair_ns, kv_tokens * self._kv_token_ns
-            ns += arithmetic if arithmetic > memory else memory
-        ns += num_tokens * self._token_ns
-        for compute_ns, weights_ns, rows_ns in self._layer_gemms:
-            arithmetic, memory = num_tokens * compute_ns, weights_ns + num_tokens * rows_ns
-            ns += arithmetic if arithmetic > memory else memory
+            ns = arithmetic if arithmetic > memory else memory
+        ns += self._tokens_ns(num_tokens)
         if num_sampled:
-            compute_ns, weights_ns, rows_ns = self._lm_head
-            arithmetic, memory = num_sampled * compute_ns, weights_ns + num_sampled * rows_ns
-            ns += arithmetic if arithmetic > memory else memory
+            ns += self._sampled_ns(num_sampled)
         return ns if self._is_plain else ns + self._special_ns(num_tokens, num_decode, kv_tokens, prefills)
+
+    def _count_tokens_ns(self, num_tokens: int) -> float:
+        """What every iteration costs, and what its tokens cost wherever they belong."""
+        ns = self._fixed_ns + num_tokens * self._token_ns
+        for gemm in self._layer_gemms:
+            ns += gemm.ns(num_tokens)
+        return ns
 
     def _special_ns(
         self, num_tokens: int, num_decode: int, prefill_kv_tokens: int, prefills: tuple[tuple[int, int], ...]

@@ -34,7 +34,8 @@ class CountedCache(KVCache):
 
     def admit(self, request: Request, hit: Hit, num_new_blocks: int) -> None:
         """Give the hit blocks and `num_new_blocks` more to a request that holds none. Mutates both."""
-        self.allocate(request, num_new_blocks)
+        self.take(num_new_blocks)
+        request.num_blocks = num_new_blocks
 
     def allocate(self, request: Request, num_blocks: int) -> None:
         self.take(num_blocks)

@@ -26,7 +26,7 @@ from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
+from sim.step import NOTHING_ENDED, BlockedBy, Finished, SteadyRun, Step, StepShape
 
 Chunks = Sequence[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -68,6 +68,9 @@ class VllmV1(VllmV1Reference):
         self._others: dict[Request, None] = {}
         """Who runs but is not in the batch of steady decodes."""
         self._num_updated_ticks = 0
+        self._planned_ahead_tick = NEVER
+        """Async: a tick after which the next step was planned before its results were taken in, although by now they
+        have been: steady steps are advanced in another order than they happen in."""
         self._ending: dict[int, list[Request]] = {}
         """Async: members that end with the tick in flight, by tick."""
         self._departures = TickCalendar()
@@ -118,7 +121,8 @@ class VllmV1(VllmV1Reference):
             state.num_in_flight_tokens += num_in_flight
             if self._is_async:
                 state.num_placeholders += num_in_flight
-            row = Row(request, num_in_flight, 0, state.epoch, is_chunk=False, samples=True)
+            row = Row(request, num_in_flight, state.epoch, is_chunk=False)
+            row.is_last = True
             self._last_step.rows = {**(self._last_step.rows or {}), request: row}
 
     # ------------------------------------------------------------------ steps that change nothing
@@ -182,24 +186,24 @@ class VllmV1(VllmV1Reference):
 
     def advance_steady(self, num_steps: int) -> None:
         if self._is_caching:
+            self._planned_ahead_tick = self._batch.tick
             for _ in range(num_steps):
                 self._advance_members()
         else:
             self.kv.take(sum(self._batch.num_growing(num_steps)))
             self._batch.advance(num_steps)
-            self._num_calls += num_steps
-            self._num_executed += num_steps
-        self._num_updated_ticks = self._batch.tick
+        self._num_updated_ticks = self._planned_ahead_tick = self._batch.tick
 
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
         if self._others:
             return None
         batch = self._batch
-        budget = self._token_budget - batch.num_decode
-        if not batch.num_decode or budget < 0 or self._paces_prefill:
+        num_decode, tick = batch.num_decode, batch.tick
+        budget = self._token_budget - num_decode
+        if not num_decode or budget < 0 or self._paces_prefill or (self._is_async and tick in batch.due):
             return None
-        if len(batch.at_context(0)) > self.kv.free_blocks or (self._is_async and batch.tick in batch.due):
+        if len(batch.at_residue[tick % self._block_size]) > self.kv.free_blocks:
             return None
         if not self._waiting:
             return BlockedBy.NOTHING
@@ -216,16 +220,14 @@ class VllmV1(VllmV1Reference):
 
     def _advance_members(self) -> int:
         """One step that does nothing but let the members decode; their blocks fit. Returns how many they took."""
-        self._num_calls += 1
-        self._num_executed += 1
-        growing = self._batch.at_context(0)
-        num_new_blocks = len(growing)
-        if num_new_blocks:
+        batch = self._batch
+        growing = batch.at_residue[batch.tick % self._block_size]
+        if growing:
             self.kv.allocate_each(growing)
         if self._is_caching:
             self._publish_completed(self._completing())
-        self._batch.tick += 1
-        return num_new_blocks
+        batch.tick += 1
+        return len(growing)
 
     # ------------------------------------------------------------------ the running requests
 
@@ -240,7 +242,7 @@ class VllmV1(VllmV1Reference):
             super()._plan_running(plan)
             return
         completing = self._completing() if self._is_caching else ()
-        growing = batch.at_context(0)
+        growing = batch.at_residue[batch.tick % self._block_size]
         num_new_blocks = len(growing)
         for request, num_tokens in chunks:
             num_new_blocks += self._new_blocks(request, num_tokens)
@@ -338,7 +340,7 @@ class VllmV1(VllmV1Reference):
         completing: list[tuple[Request, int]] = []
         if self._is_async:
             completing = [(r, r.num_computed_tokens + tick - r.joined_tick) for r in batch.at_context(0)]
-        if not self._is_async or tick == self._num_updated_ticks:
+        if not self._is_async or self._num_updated_ticks == tick != self._planned_ahead_tick:
             full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
             completing += [(r, batch.context(r) + 1) for r in full]
         return sorted(completing, key=lambda pair: pair[0].policy_state.seat) if len(completing) > 1 else completing
@@ -363,7 +365,7 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the step
 
     def _finish_plan(self, plan: Plan) -> None:
-        batch, others, chunks = self._batch, self._others, plan.chunks
+        batch, others, rows = self._batch, self._others, plan.rows
         for request, _, _ in plan.admitted:
             others[request] = None
         if plan.preempted:
@@ -373,22 +375,22 @@ class VllmV1(VllmV1Reference):
             super()._finish_plan(plan)
             return
         prefills: list[tuple[int, int]] = []
-        for request, row in plan.rows.items():
-            num_tokens, context = row.num_tokens, request.num_computed_tokens
-            self._advance(row)
-            chunks.append(Chunk(request, num_tokens, context, row.samples))
-            prefills.append((num_tokens, context))
-            num_sampled += row.samples
+        if rows:
+            plan.chunks = chunks = list(rows.values())
+            for row in chunks:
+                self._advance(row)
+                prefills.append((row.num_tokens, row.context))
+                num_sampled += row.is_last
         self._count_executed(plan)
         context_sum, context_sum_sq, context_max = batch.context_sums()
-        shape = StepShape(
+        plan.shape = StepShape(
             num_decode, context_sum, context_sum_sq, context_max, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)
         )
-        batch.tick += 1
         live_tokens = context_sum + num_decode
         for request in others:
             live_tokens += request.num_computed_tokens
-        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, tick=batch.tick)
+        plan.live_tokens, plan.lane = live_tokens, 0
+        batch.tick = plan.tick = batch.tick + 1
         self._last_step = plan
 
     def _decoders(self, lane: int) -> Iterable[Request]:
@@ -401,14 +403,13 @@ class VllmV1(VllmV1Reference):
         if not tick:
             return
         self._num_updated_ticks = tick
-        due = self._batch.due.pop_tick(tick)
-        if self._ending:
-            due += self._ending.pop(tick, ())
-        if due:
-            finished.extend([r for r in due if r.due_tick == tick])
+        if tick in self._batch.due:
+            finished += [r for r in self._batch.due.pop_tick(tick) if r.due_tick == tick]
+        if tick in self._ending:
+            finished += [r for r in self._ending.pop(tick) if r.due_tick == tick]
         if len(finished) > 1:
             finished.sort(key=_seat)
-        if self._departures:
+        if tick in self._departures:
             leaving = self._departures.pop_tick(tick)
             departed.extend([r for r in leaving if r in self._batch and self._num_received(r) == r.cancel_after_tokens])
             departed.sort(key=_seat)

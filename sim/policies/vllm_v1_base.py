@@ -13,12 +13,11 @@ from itertools import islice
 from typing import ClassVar, Self
 
 from sim.errors import InvariantError
-from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT, CountedCache, Hit
 from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
-from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
+from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy, Preemption
 
@@ -45,6 +44,7 @@ class VllmV1Base(Policy):
         self._has_threshold = config.long_prefill_token_threshold > 0
         self._paces_prefill = config.prefill_schedule_interval > 1
         self._block_size = config.block_size
+        self._max_model_len = config.max_model_len
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}
         """In the order of admission: new ones are added at the end."""
@@ -78,7 +78,7 @@ class VllmV1Base(Policy):
 
     def refused_at_the_door(self, request: Request) -> str | None:
         """vLLM's front end refuses prompts that leave no room for an answer. Pure; the reason or None."""
-        if 1 <= request.prompt_tokens < self.config.max_model_len:
+        if 1 <= request.prompt_tokens < self._max_model_len:
             return None
         return f"its prompt of {request.prompt_tokens} tokens is not below max_model_len {self.config.max_model_len}"
 
@@ -86,18 +86,21 @@ class VllmV1Base(Policy):
         refusal = self.refused_at_the_door(request)
         if refusal is not None:
             return refusal
-        longest = min(request.prompt_tokens + request.max_tokens, self.config.max_model_len) - 1
-        num_blocks = blocks_for(longest, self.config.block_size)
+        longest = request.prompt_tokens + request.max_tokens
+        if longest > self._max_model_len:
+            longest = self._max_model_len
+        num_blocks = -((1 - longest) // self._block_size)  # the last token is never computed
         if num_blocks <= self.kv.usable_blocks:
             return None
         return f"it may need {num_blocks} KV blocks and the pool has {self.kv.usable_blocks}"
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
-        request.num_target_tokens = min(
-            request.output_tokens, request.max_tokens, self.config.max_model_len - request.prompt_tokens
-        )
-        request.policy_state = V1State()
+        num_target_tokens = min(request.output_tokens, request.max_tokens)
+        if request.prompt_tokens + num_target_tokens > self._max_model_len:
+            num_target_tokens = self._max_model_len - request.prompt_tokens
+        request.num_target_tokens = num_target_tokens
+        request.policy_state = SpeculativeState() if self._is_speculative else V1State()
         self._enqueue(request)
 
     def cancel(self, request: Request) -> bool:
@@ -119,14 +122,15 @@ class VllmV1Base(Policy):
     def _leave(self, request: Request) -> None:
         """It is over, wherever it was."""
         if request.status is Status.RUNNING:
-            self._unseat(request)
+            self._before_unseating(request)
+            del self._running[request]
         else:
             self._waiting.remove(request)
         request.status = Status.OVER
         self.kv.free(request)
 
     def _unseat(self, request: Request) -> None:
-        """Take a request out of those that run."""
+        """Take a request out of those that run; it will be back."""
         self._before_unseating(request)
         del self._running[request]
         request.policy_state.decoding_lane = NEVER
@@ -154,6 +158,8 @@ class VllmV1Base(Policy):
         if waiting:
             plan.blocked_by = self._blocked_by(plan)
         self._finish_plan(plan)
+        plan.num_running, plan.num_waiting = len(self._running), len(waiting)
+        plan.used_blocks = self.kv.usable_blocks - self.kv.free_blocks
         return plan
 
     def _threshold(self) -> int:
@@ -207,7 +213,9 @@ class VllmV1Base(Policy):
         self.kv.free(victim)
         victim.status = Status.PREEMPTED
         victim.num_computed_tokens = 0
-        state.num_draft_tokens = state.num_placeholders = 0
+        state.num_placeholders = 0
+        if self._is_speculative:
+            victim.policy_state.num_draft_tokens = 0
         state.num_stale_tokens += state.num_in_flight_tokens
         state.num_in_flight_tokens = 0
         state.epoch += 1
@@ -250,11 +258,9 @@ class VllmV1Base(Policy):
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
-        block_size = self._block_size
         num_known = head.prompt_tokens + head.num_output_tokens
         hit = self._lookup(head) if self._is_caching else NO_HIT
-        num_hit_blocks = len(hit.blocks)
-        num_cached = num_hit_blocks * block_size
+        num_cached = len(hit.blocks) * self._block_size
         num_missing = num_known - num_cached
         if num_missing >= 2 and not plan.gate_is_open:
             plan.blocked_by = BlockedBy.ADMISSION
@@ -267,14 +273,20 @@ class VllmV1Base(Policy):
                 return False
             num_tokens = plan.budget
         num_tokens += num_drafts
-        num_blocks = -(-num_tokens // block_size)  # cached tokens fill whole blocks
+        num_blocks = -(-num_tokens // self._block_size)  # cached tokens fill whole blocks
         if not self._fits(num_known, hit, num_blocks):
             plan.blocked_by = BlockedBy.KV
             return False
-        self._move_to_running(head, hit, num_blocks, plan)
+        self.kv.admit(head, hit, num_blocks)
+        plan.num_new_blocks += num_blocks
+        plan.admitted.append(Admission(head, num_cached, head.status is Status.PREEMPTED))
+        head.num_computed_tokens = num_cached
+        self._seat_behind(head)
         if self._is_caching:
             self._publish_planned(head, num_tokens)
-        plan.rows[head] = Row(head, num_tokens, num_drafts, head.policy_state.epoch, True, num_drafts > 0)
+        plan.rows[head] = row = Row(head, num_tokens, head.policy_state.epoch, is_chunk=True)
+        if num_drafts:
+            row.num_drafts, row.is_padded = num_drafts, True
         plan.budget -= num_tokens
         if num_missing >= 2:
             plan.carries_prefill = True
@@ -301,8 +313,8 @@ class VllmV1Base(Policy):
         """Whether a waiting request's blocks of this step, and those of all its known tokens, fit. Reserves nothing."""
         needed = num_blocks
         if self._reserves_prompt:
-            if num_known > self.config.max_model_len:
-                num_known = self.config.max_model_len
+            if num_known > self._max_model_len:
+                num_known = self._max_model_len
             whole = -(-num_known // self._block_size) - len(hit.blocks)
             if whole > needed:
                 needed = whole
@@ -310,20 +322,15 @@ class VllmV1Base(Policy):
             needed += self._watermark_blocks
         return needed + hit.num_ownerless <= self.kv.free_blocks
 
-    def _move_to_running(self, head: Request, hit: Hit, num_blocks: int, plan: Plan) -> None:
-        """The head takes a seat behind those that run."""
-        del self._waiting[0]
+    def _seat_behind(self, head: Request) -> None:
+        """The head of the queue takes a seat behind those that run."""
+        self._waiting.popleft()
         self._running[head] = None
         self._num_admissions += 1
         state: V1State = head.policy_state
         state.seat = self._num_admissions
         state.is_passed_over = False
-        is_resumed = head.status is Status.PREEMPTED
         head.status = Status.RUNNING
-        head.num_computed_tokens = num_cached = len(hit.blocks) * self._block_size
-        self.kv.admit(head, hit, num_blocks)
-        plan.num_new_blocks += num_blocks
-        plan.admitted.append(Admission(head, num_cached, is_resumed))
 
     def _blocked_by(self, plan: Plan) -> BlockedBy:
         """What kept the head of the queue out of this step."""

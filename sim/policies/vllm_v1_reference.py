@@ -18,9 +18,9 @@ from sim.errors import InvariantError
 from sim.kv.base import blocks_for
 from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
-from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
+from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
 from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, Chunk, Finished, Step, StepShape
+from sim.step import NOTHING_ENDED, Finished, Step, StepShape
 
 
 class VllmV1Reference(VllmV1Base):
@@ -95,10 +95,11 @@ class VllmV1Reference(VllmV1Base):
         plan.num_new_blocks += num_blocks
         if self._is_caching:
             self._publish_planned(request, num_tokens)
-        num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
-        num_drafts = max(0, num_tokens - num_base) if state.num_draft_tokens else 0
-        state.num_draft_tokens = 0
-        plan.rows[request] = Row(request, num_tokens, num_drafts, state.epoch, state.is_mid_prefill)
+        plan.rows[request] = row = Row(request, num_tokens, state.epoch, is_chunk=state.is_mid_prefill)
+        if state.num_draft_tokens:
+            num_base = request.num_tokens + state.num_placeholders - request.num_computed_tokens
+            row.num_drafts = max(0, num_tokens - num_base)
+            request.policy_state.num_draft_tokens = 0
         plan.budget -= num_tokens
         plan.carries_prefill |= state.is_mid_prefill
 
@@ -106,20 +107,14 @@ class VllmV1Reference(VllmV1Base):
 
     def _finish_plan(self, plan: Plan) -> None:
         rows = list(plan.rows.values())
-        chunks = plan.chunks
-        decodes: list[Request] = []
-        contexts: list[int] = []
         for row in rows:
-            context = row.request.num_computed_tokens
             self._advance(row)
-            if row.is_chunk:
-                chunks.append(Chunk(row.request, row.num_tokens, context, row.samples))
-            else:
-                decodes.append(row.request)
-                contexts.append(context)
         if rows:
             self._count_executed(plan)
-        shape = StepShape(
+        plan.chunks = chunks = [row for row in rows if row.is_chunk]
+        decodes = [row.request for row in rows if not row.is_chunk]
+        contexts = [row.context for row in rows if not row.is_chunk]
+        plan.shape = StepShape(
             num_decode=len(decodes),
             decode_context_sum=sum(contexts),
             decode_context_sum_sq=sum(context * context for context in contexts),
@@ -128,24 +123,26 @@ class VllmV1Reference(VllmV1Base):
             num_sampled=len(decodes) + sum(chunk.is_last for chunk in chunks),
             num_new_requests=len(plan.admitted),
         )
-        lane = self._num_executed % self.config.pipeline_parallel_size
-        self._change_decoding(lane, decodes, plan)
-        live_tokens = sum(r.num_computed_tokens for r in self._running)
-        plan.describe(shape, len(self._running), len(self._waiting), self.kv.used_blocks, live_tokens, lane=lane)
+        plan.lane = self._num_executed % self.config.pipeline_parallel_size
+        self._change_decoding(plan.lane, decodes, plan)
+        plan.live_tokens = sum(r.num_computed_tokens for r in self._running)
 
     def _advance(self, row: Row) -> None:
         request = row.request
         state: V1State = request.policy_state
-        request.num_computed_tokens += row.num_tokens
+        row.context = context = request.num_computed_tokens
+        request.num_computed_tokens = num_computed = context + row.num_tokens
         state.num_in_flight_tokens += row.num_tokens
-        state.is_mid_prefill = request.num_computed_tokens < request.num_tokens + state.num_placeholders
-        row.samples = not state.is_mid_prefill
-        if not row.samples:
+        if num_computed < request.prompt_tokens + request.num_output_tokens + state.num_placeholders:
+            state.is_mid_prefill = True
             return
+        state.is_mid_prefill = False
+        row.is_last = True
         state.last_decode_call = self._num_calls
         if self._is_async:
             state.num_placeholders += 1 + row.num_drafts
-            state.num_draft_tokens = self.config.num_speculative_tokens
+            if self._is_speculative:
+                request.policy_state.num_draft_tokens = self.config.num_speculative_tokens
 
     def _change_decoding(self, lane: int, decodes: list[Request], plan: Plan) -> None:
         """Note who decodes in this lane now and did not in its last decoding step, and the reverse."""
@@ -195,29 +192,25 @@ class VllmV1Reference(VllmV1Base):
         request = row.request
         state: V1State = request.policy_state
         is_stale = row.epoch != state.epoch
-        row.num_sampled = num_sampled = 0 if not row.samples else self._num_sampled(row) if row.num_drafts else 1
-        num_rejected = row.num_drafts + 1 - num_sampled if row.samples else 0
         if is_stale:
             state.num_stale_tokens -= row.num_tokens
         else:
             state.num_in_flight_tokens -= row.num_tokens
-            request.num_computed_tokens -= num_rejected
-            if self._is_async:
-                state.num_placeholders -= num_rejected
-        if not num_sampled:
+        if not row.is_last:
             return
+        row.num_sampled = num_sampled = self._num_sampled(row) if row.num_drafts else 1
         num_before = request.num_output_tokens
-        request.num_output_tokens = min(num_before + num_sampled, request.num_target_tokens)
+        request.num_output_tokens = num_outputs = min(num_before + num_sampled, request.num_target_tokens)
         if not is_stale:
             if self._is_async:
-                state.num_placeholders -= num_sampled
-            # Tokens beyond the end are dropped; they were computed for nothing.
-            request.num_computed_tokens -= num_before + num_sampled - request.num_output_tokens
+                state.num_placeholders -= 1 + row.num_drafts
+            # Drafts were rejected, and tokens beyond the end are dropped: they were computed for nothing.
+            request.num_computed_tokens -= 1 + row.num_drafts - (num_outputs - num_before)
             if self._is_caching:
                 self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
-        if request.num_output_tokens == request.num_target_tokens:
+        if num_outputs == request.num_target_tokens:
             finished.append(request)
-        elif num_before < request.cancel_after_tokens <= request.num_output_tokens:
+        elif num_before < request.cancel_after_tokens <= num_outputs:
             departed.append(request)
 
     def _num_sampled(self, row: Row) -> int:
@@ -225,7 +218,7 @@ class VllmV1Reference(VllmV1Base):
         pattern = self.config.spec_accept_pattern
         if row.is_padded or not pattern:
             return 1
-        state: V1State = row.request.policy_state
+        state: SpeculativeState = row.request.policy_state
         accepted = pattern[state.num_verifications % len(pattern)]
         state.num_verifications += 1
         return 1 + min(row.num_drafts, accepted)
@@ -234,7 +227,7 @@ class VllmV1Reference(VllmV1Base):
         """Sync: whoever is past its prefill has a full set of drafts for the next step."""
         for request in requests:
             if request.status is not Status.OVER:
-                state: V1State = request.policy_state
+                state: SpeculativeState = request.policy_state
                 state.num_draft_tokens = 0 if state.is_mid_prefill else self.config.num_speculative_tokens
 
     # ------------------------------------------------------------------ for drivers, logs and tests

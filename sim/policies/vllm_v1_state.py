@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.request import NEVER, Request
-from sim.step import Admission, BlockedBy, Chunk, Preemption, Step, StepShape
+from sim.step import Admission, BlockedBy, Chunk, Preemption, Step
 
 
 class V1State:
     """What the scheduler keeps about a request besides its counters."""
 
+    num_draft_tokens = 0
+    """Drafts that wait to be verified."""
     __slots__ = (
         "decoding_lane",
         "epoch",
         "is_mid_prefill",
         "is_passed_over",
         "last_decode_call",
-        "num_draft_tokens",
         "num_in_flight_tokens",
         "num_placeholders",
         "num_stale_tokens",
-        "num_verifications",
         "seat",
     )
 
@@ -35,33 +35,46 @@ class V1State:
         self.is_passed_over = False
         """It stood at the head of the queue with stale tokens in flight and was skipped."""
         self.last_decode_call = -(10**9)
-        self.num_draft_tokens = 0
-        """Drafts that wait to be verified."""
         self.num_in_flight_tokens = 0
         """Tokens of steps whose results are not processed."""
         self.num_placeholders = 0
         """Outputs that are scheduled but not received (async only)."""
         self.num_stale_tokens = 0
         """Tokens in flight that were scheduled before its last preemption."""
-        self.num_verifications = 0
         self.seat = NEVER
         """Number of its last admission: the running requests are in this order."""
 
 
-@dataclass(slots=True)
-class Row:
-    """One request's part of a batch."""
+class SpeculativeState(V1State):
+    """What it keeps where drafts are made: everywhere else there are none, and none is counted."""
 
-    request: Request
-    num_tokens: int
-    num_drafts: int
-    epoch: int
-    is_chunk: bool
-    is_padded: bool = False
-    """Its drafts are dummies of an admission: never accepted."""
-    samples: bool = False
-    num_sampled: int = 0
-    """Tokens that came back for it; filled in by `update`."""
+    __slots__ = ("num_draft_tokens", "num_verifications")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_draft_tokens = 0
+        self.num_verifications = 0
+
+
+class Row(Chunk):
+    """One request's part of a batch: a chunk of its prefill, or (`is_chunk` is False) its decode."""
+
+    __slots__ = ("epoch", "is_chunk", "is_padded", "num_drafts", "num_sampled")
+
+    def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool, num_drafts: int = 0) -> None:
+        """A row whose step is in the making: `context` and `is_last` are set when the request advances."""
+        self.request = request
+        self.num_tokens = num_tokens
+        self.context = 0
+        self.is_last = False
+        """A token is sampled, for decodes too."""
+        self.epoch = epoch
+        self.is_chunk = is_chunk
+        self.num_drafts = num_drafts
+        self.is_padded = False
+        """Its drafts are dummies of an admission: never accepted."""
+        self.num_sampled = 0
+        """Tokens that came back for it; filled in by `update`."""
 
 
 @dataclass(slots=True)
@@ -75,13 +88,13 @@ class V1Step(Step):
 class Plan(V1Step):
     """A step in the making, which is the step when it is made.
 
-    Lists and rows are the planner's to fill; what counts the batch is set when everybody is placed.
+    Lists and rows are the planner's to fill; what counts the batch is set when everybody is placed: shape,
+    live tokens and lane by `_finish_plan`, the rest by `_plan_step`.
     """
 
     __slots__ = ("budget", "carries_prefill", "gate_is_open", "num_running_rows", "threshold")
 
     rows: dict[Request, Row]
-    chunks: list[Chunk]
     joined: list[Request]
     left: list[Request]
     admitted: list[Admission]
@@ -93,33 +106,13 @@ class Plan(V1Step):
         self.threshold = threshold
         """Most tokens of one request; 0: no limit."""
         self.gate_is_open = gate_is_open
+        self.tick = 0
         self.num_running_rows = 0
         """How many of the rows are running requests; the admitted ones follow."""
         self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0
         self.blocked_by = BlockedBy.NOTHING
-        self.rows, self.chunks = {}, []
+        self.rows, self.chunks = {}, ()
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []
-        self.dropped = ()
-
-    def describe(
-        self,
-        shape: StepShape,
-        num_running: int,
-        num_waiting: int,
-        used_blocks: int,
-        live_tokens: int,
-        *,
-        lane: int = 0,
-        tick: int = 0,
-    ) -> None:
-        """The batch as it is when everybody is placed."""
-        self.shape = shape
-        self.num_running = num_running
-        self.num_waiting = num_waiting
-        self.used_blocks = used_blocks
-        self.live_tokens = live_tokens
-        self.lane = lane
-        self.tick = tick

@@ -210,10 +210,11 @@ class WholePromptPolicy(Policy):
             self.queue.advance()
         joined, self._lane.joined = self._lane.joined, {}
         chunks = chunks or [Chunk(r, r.prompt_tokens, 0, True) for r in admitted]
-        for request, num_tokens, context, is_last in chunks:
-            request.num_computed_tokens = context + num_tokens
+        for chunk in chunks:
+            request = chunk.request
+            request.num_computed_tokens = chunk.context + chunk.num_tokens
             self._lane.prompting.pop(request, None)
-            (self._lane.prefilling if is_last else self._lane.prompting)[request] = None
+            (self._lane.prefilling if chunk.is_last else self._lane.prompting)[request] = None
         return Step(
             shape,
             num_running,

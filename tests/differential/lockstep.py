@@ -130,7 +130,7 @@ def _visible(step: Step, batch: list[tuple[int, int]]) -> Sight:
     return (
         batch,
         step.shape,
-        [(c.request.index, *c[1:]) for c in step.chunks],
+        [(c.request.index, c.num_tokens, c.context, c.is_last) for c in step.chunks],
         [(a.request.index, *a[1:]) for a in step.admitted],
         [(p.victim.index, p.beneficiary.index, p.num_lost_tokens) for p in step.preempted],
         (step.blocked_by, step.num_running, step.num_waiting, step.used_blocks, step.num_new_blocks, step.live_tokens),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from sim.batch import RunningBatch
@@ -176,7 +177,7 @@ class Members:
         num_decodes, lane = 0, request.policy_state.lane
         for step in self.in_flight:
             step.chunks = [
-                chunk._replace(is_last=False) if chunk.request is request else chunk for chunk in step.chunks
+                replace(chunk, is_last=False) if chunk.request is request else chunk for chunk in step.chunks
             ]
             if not step.shape.num_decode or step.lane != lane:
                 continue

@@ -56,10 +56,10 @@ class World:
         for request in decode:
             request.num_output_tokens += 1
             self.made_ns[request.index].append(end_ns)
-        for request, _, _, is_last in chunks:
-            if is_last:
-                request.num_output_tokens += 1
-                self.made_ns[request.index].append(end_ns)
+        for chunk in chunks:
+            if chunk.is_last:
+                chunk.request.num_output_tokens += 1
+                self.made_ns[chunk.request.index].append(end_ns)
         step = Step(
             shape=shape
             or StepShape(
@@ -73,7 +73,7 @@ class World:
             admitted=[
                 Admission(c.request, 0, c.request.num_preemptions > 0)
                 for c in chunks
-                if c.request.admitted_ns == NEVER or c.context == 0
+                if c.request.admitted_iteration == NEVER or c.context == 0
             ],
             preempted=[Preemption(r, r, r.num_tokens) for r in preempt],
             blocked_by=blocked_by,
@@ -94,7 +94,7 @@ class World:
     def cancel(self, request, at_ns, outcome=Outcome.CANCELLED):
         request.num_delivered_tokens = self.recorder.num_tokens(request)
         request.cancelled_ns = at_ns
-        self._end(request, outcome, at_ns if request.admitted_ns != NEVER else NEVER)
+        self._end(request, outcome, at_ns if request.admitted_iteration != NEVER else NEVER)
 
     def end(self, request, outcome=Outcome.UNFINISHED):
         self._end(request, outcome, NEVER)
