@@ -64,7 +64,8 @@ def replica(scenario: Scenario) -> Replica:
             model, gpu, tensor_parallel, engine, max_num_batched_tokens=num_tokens, max_num_seqs=num_rows
         )
     target = Target(model, gpu, tensor_parallel, kv_dtype_bytes(model, engine.kv_cache_dtype))
-    limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks)
+    class_names = tuple(traffic_class.name for traffic_class in scenario.traffic)
+    limits = EngineLimits(memory.max_model_len, engine.block_size, memory.num_gpu_blocks, class_names)
     return Replica(target, memory, limits)
 
 

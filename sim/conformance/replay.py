@@ -102,5 +102,8 @@ def _is_different(name: str, logged: Line, replayed: Line) -> bool:
 REPLAYS: Registry[Replay] = Registry(
     "engine",
     "sim.conformance.replay:Replay",
-    {"vllm": "sim.conformance.vllm_v1:VllmV1Replay"},
+    {
+        "vllm": "sim.conformance.vllm_v1:VllmV1Replay",
+        "vtc": "sim.conformance.vtc:VtcReplay",
+    },
 )

@@ -10,16 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from sim.conformance.fields import read_rows
 from sim.conformance.golden import Golden, Line
 from sim.conformance.replay import Replay
-from sim.conformance.vllm_v1_input import (
-    LoggedRequest,
-    note_on_version,
-    read_config,
-    read_max_steps,
-    read_rows,
-    to_requests,
-)
+from sim.conformance.vllm_v1_input import VllmRequest, note_on_version, read_config, read_max_steps, to_requests
 from sim.core import EngineCore
 from sim.policies.vllm_v1 import planner_for
 from sim.policies.vllm_v1_state import V1Step
@@ -36,7 +30,7 @@ class VllmV1Replay(Replay):
         super().__init__(golden)
         self._config = read_config(golden)
         self._max_steps = read_max_steps(golden)
-        rows = read_rows(golden)
+        rows = read_rows(golden, VllmRequest)
         self.note = note_on_version(golden)
         self._policy = planner_for(self._config)
         self._core = EngineCore(self._policy)
@@ -145,7 +139,7 @@ Timetable = dict[int, list[Request]]
 """Requests by the step in which something happens to them, each list in file order."""
 
 
-def _schedule(rows: list[LoggedRequest], requests: list[Request]) -> tuple[Timetable, Timetable]:
+def _schedule(rows: list[VllmRequest], requests: list[Request]) -> tuple[Timetable, Timetable]:
     """Who arrives when, and who is cancelled when."""
     arrivals: Timetable = defaultdict(list)
     cancels: Timetable = defaultdict(list)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
-from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError
+from pydantic import Field, StrictInt
 
+from sim.conformance.fields import LoggedRequest, refuse_unknown, validated
 from sim.conformance.golden import Golden
 from sim.errors import GoldenError, ScenarioError, did_you_mean
-from sim.options import Count, CountOrZero, Options
+from sim.options import Count, CountOrZero
 from sim.policies.base import EngineLimits
 from sim.policies.vllm_v1_config import SchedulerOptions, V1Config, rules_for
 from sim.request import Request
 from sim.tokens import Run, TokenRuns
-
-M = TypeVar("M", bound=Options)
 
 
 class LoggedOptions(SchedulerOptions):
@@ -36,19 +32,11 @@ class LoggedOptions(SchedulerOptions):
     spec_accept_pattern: Annotated[tuple[CountOrZero, ...], Field(min_length=1)] | None = None
 
 
-class LoggedRequest(Options):
-    """One of a log's `requests`."""
+class VllmRequest(LoggedRequest):
+    """One of a vLLM log's `requests`."""
 
-    id: StrictStr
-    arrival_step: CountOrZero
-    prompt_tokens: CountOrZero
-    output_tokens: Count
-    max_tokens: Count
-    priority: StrictInt = 0
-    cancel_step: CountOrZero | None = None
     arrival_time: float | None = None
     """Only its order matters, and only to the priority policy; default: the place in the file."""
-    prefix: tuple[tuple[StrictInt, CountOrZero], ...] | None = None
     output_stream: StrictInt | None = None
 
 
@@ -86,10 +74,10 @@ def read_config(golden: Golden) -> V1Config:
     if mode not in ("sync", "async"):
         raise GoldenError(f"{golden.path}: mode", f"is {mode!r}", valid="known: sync, async")
     place = f"{golden.path}: config"
-    _refuse_unknown(place, given, CONFIG_KEYS)
+    refuse_unknown(place, given, CONFIG_KEYS)
     renamed = {RENAMED.get(key, key): value for key, value in given.items()}
     own = {"policy": "vllm-v1", "vllm_version": version, "async_scheduling": mode == "async"}
-    options = _validate(LoggedOptions, renamed | own, place)
+    options = validated(LoggedOptions, renamed | own, place, RENAMED)
     return _resolve(golden, options)
 
 
@@ -127,35 +115,7 @@ def read_max_steps(golden: Golden) -> int | None:
     raise GoldenError(f"{golden.path}: max_steps", f"is {max_steps!r}", valid="expected a whole number or null")
 
 
-def read_rows(golden: Golden) -> list[LoggedRequest]:
-    """The requests as the file has them. Raises GoldenError."""
-    rows: list[LoggedRequest] = []
-    ids: set[str] = set()
-    for index, given in enumerate(golden.field("requests", list)):
-        place = f"{golden.path}: requests[{index}]"
-        if not isinstance(given, dict):
-            raise GoldenError(place, f"is {reprlib.repr(given)}", valid="a JSON object is expected")
-        _refuse_unknown(place, given, LoggedRequest.model_fields)
-        row = _validate(LoggedRequest, given, place)
-        _check_row(row, ids, place)
-        ids.add(row.id)
-        rows.append(row)
-    if not rows:
-        raise GoldenError(f"{golden.path}: requests", "is empty: such a log shows nothing")
-    return rows
-
-
-def _check_row(row: LoggedRequest, ids: Collection[str], place: str) -> None:
-    if row.id in ids:
-        raise GoldenError(f"{place}.id", f"{row.id!r} is the id of an earlier request, too")
-    shared_tokens = sum(length for _, length in row.prefix or ())
-    if shared_tokens > row.prompt_tokens:
-        raise GoldenError(
-            f"{place}.prefix", f"has {shared_tokens} tokens", valid=f"the prompt has only {row.prompt_tokens}"
-        )
-
-
-def to_requests(rows: list[LoggedRequest]) -> list[Request]:
+def to_requests(rows: list[VllmRequest]) -> list[Request]:
     """Requests as the policy takes them; `index` is the place in the file."""
     times = [index if row.arrival_time is None else row.arrival_time for index, row in enumerate(rows)]
     rank_of = {time: rank for rank, time in enumerate(sorted(set(times)))}
@@ -172,33 +132,3 @@ def to_requests(rows: list[LoggedRequest]) -> list[Request]:
         )
         for index, (row, time) in enumerate(zip(rows, times, strict=True))
     ]
-
-
-def _validate(model: type[M], given: Mapping[str, Any], place: str) -> M:
-    try:
-        return model.model_validate_json(json.dumps(given), strict=True)  # lists are tuples in JSON alone
-    except ValidationError as error:
-        raise _translate(error, place) from error
-
-
-def _translate(error: ValidationError, place: str) -> GoldenError:
-    """The first of pydantic's findings, in the words of the file."""
-    details = error.errors(include_url=False)[0]
-    in_file = {ours: logged for logged, ours in RENAMED.items()}
-    for key in details["loc"]:
-        place += f"[{key}]" if isinstance(key, int) else f".{in_file.get(key, key)}"
-    if details["type"] == "missing":
-        return GoldenError(place, "is missing")
-    valid = details["msg"][:1].lower() + details["msg"][1:]
-    return GoldenError(place, f"is {reprlib.repr(details['input'])}", valid=valid)
-
-
-def _refuse_unknown(place: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise GoldenError(
-                place,
-                f"unknown key {key!r}",
-                valid=f"known: {', '.join(sorted(known))}",
-                remedy=did_you_mean(key, known),
-            )

@@ -69,6 +69,8 @@ class EngineLimits:
     block_size: int
     num_gpu_blocks: int
     """Blocks of the pool, counting a null block where the policy has one."""
+    class_names: tuple[str, ...] = ()
+    """The request classes of the traffic; a request's `class_index` points into them."""
 
 
 class About(NamedTuple):
@@ -91,7 +93,7 @@ class Policy(ABC):
     about: ClassVar[About] = About()
     max_in_flight: int = 1
     """Batches that may be planned before the oldest one's results are processed."""
-    follows_arrival_order: ClassVar[bool] = True
+    follows_arrival_order: bool = True
     """Whether an earlier arrival is never admitted first after a later one (a law reads this)."""
     streams_answers: bool = True
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
@@ -200,5 +202,6 @@ POLICIES: Registry[Policy] = Registry(
         "vllm-v1": "sim.policies.vllm_v1:VllmV1",
         "orca": "sim.policies.orca:Orca",
         "static": "sim.policies.static:StaticBatching",
+        "vtc": "sim.policies.vtc:Vtc",
     },
 )

@@ -40,6 +40,12 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
     },
+    "vtc": {
+        "fcfs": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "fcfs"}},
+        "paper": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc"}},
+        "predicted": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "vtc_len_predict"}},
+        "round robin": {"running_max_req_size": NUM_SLOTS, "queue_order": {"kind": "mdrr_fair", "quantum": 30.0}},
+    },
     "vllm-v1": {
         "async": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET},
         "sync": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "async_scheduling": False},
@@ -53,7 +59,7 @@ VARIANTS = {
 }
 """Policy -> name -> options."""
 CASES = [(policy, variant) for policy in POLICIES for variant in VARIANTS.get(policy, {"defaults": {}})]
-SLOT_OPTIONS = ("max_batch_size", "max_num_seqs")
+SLOT_OPTIONS = ("max_batch_size", "max_num_seqs", "running_max_req_size")
 
 MAX_MODEL_LEN = 40
 BLOCK_SIZE = 4
@@ -192,7 +198,9 @@ class Run:
 
 def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None):
     cls = POLICIES.load(name)
-    limits = EngineLimits(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, num_gpu_blocks=num_gpu_blocks)
+    by_token = cls.Options.model_fields["block_size"].default == 1
+    block_size = 1 if by_token else BLOCK_SIZE
+    limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
     policy = cls.build(cls.Options(policy=name, **options), limits)
     clock, recorder = Clock(), Recorder()
     engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts)

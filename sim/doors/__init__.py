@@ -1,0 +1,1 @@
+"""Who may enter an engine's queue."""

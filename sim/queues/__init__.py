@@ -1,0 +1,1 @@
+"""Who is next in the waiting queue."""

@@ -1,0 +1,122 @@
+"""Contract of the queue orders: who is next in the waiting queue of an engine.
+
+An order holds the waiting requests and nothing else: whether the next one is admitted, and what happens to
+those who run, is the policy's. An order that is fair to clients is told what service they get. A client is
+a request class of the traffic (`request.class_index`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from sim.errors import ScenarioError
+from sim.options import Options
+from sim.registry import Registry
+from sim.request import Request
+
+
+class QueueOrderOptions(Options):
+    """Base of every order's options."""
+
+    kind: str = Field(description="name of a queue order")
+
+
+class QueueOrder(ABC):
+    """The waiting queue of one engine. Times are integer nanoseconds of the run's clock."""
+
+    Options: ClassVar[type[QueueOrderOptions]]
+    is_arrival_order: ClassVar[bool] = False
+    """Whether an earlier arrival is always ahead of a later one, but for requests that were put back."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: QueueOrderOptions, class_names: Sequence[str]) -> Self:
+        """An empty queue. `options` is an instance of `cls.Options`; `class_names` are those of the traffic.
+
+        Raises ScenarioError (place: the key within `queue_order`) where options name a class that is not
+        among them.
+        """
+
+    @abstractmethod
+    def add(self, request: Request, now_ns: int) -> None:
+        """A new arrival takes its place. `now_ns` is when it reached the engine."""
+
+    @abstractmethod
+    def put_back(self, request: Request, now_ns: int) -> None:
+        """A preempted request waits again: at the front, or where its key places it."""
+
+    @abstractmethod
+    def head(self, now_ns: int) -> Request | None:
+        """Who is next, None when nobody waits; the same until somebody comes, goes or is served, or time passes."""
+
+    @abstractmethod
+    def take(self, request: Request, now_ns: int) -> None:
+        """A waiting request (not only the head) leaves the queue because it is admitted, and is charged for it."""
+
+    @abstractmethod
+    def remove(self, request: Request) -> None:
+        """A waiting request leaves the queue because it is over."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many wait."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]:
+        """In the order in which they would be served if nothing else happened. O(n log n), for logs and tests."""
+
+    def begin_admission(self, now_ns: int) -> None:  # noqa: B027  # most orders have nothing to prepare
+        """The policy is about to admit from the head until one does not fit. Mutates the accounts."""
+
+    def refused(self, request: Request) -> None:  # noqa: B027  # most orders try the same head again
+        """The head did not fit, which ends the admission that was begun. Mutates the accounts."""
+
+    def start_decoding(self, request: Request, next_output: int) -> None:  # noqa: B027  # most orders charge nobody
+        """From the next tick on an admitted request gets an output token per tick, `next_output` (1: first) onwards."""
+
+    def stop_decoding(self, request: Request) -> None:  # noqa: B027  # most orders charge nobody
+        """It does so no longer: it ended or was preempted. Mutates the accounts."""
+
+    def advance(self, num_ticks: int = 1) -> None:  # noqa: B027  # most orders charge nobody
+        """So many ticks: everybody who decodes got as many tokens. O(1) wherever all tokens cost the same."""
+
+    def served(self, request: Request, output: int) -> None:  # noqa: B027  # most orders charge nobody
+        """An admitted request got its output token number `output` outside the ticks, as prefills yield it."""
+
+    def released(self, request: Request, num_outputs: int) -> None:  # noqa: B027  # most orders charge nobody
+        """An admitted request, which does not decode any more, is over with so many outputs."""
+
+    def next_change_ns(self, now_ns: int) -> int | None:
+        """When the head may change although nobody comes, goes or is served; None: never. Pure."""
+        return None
+
+
+QUEUE_ORDERS: Registry[QueueOrder] = Registry(
+    "queue order",
+    "sim.queues.base:QueueOrder",
+    {
+        "fcfs": "sim.queues.fcfs:Fcfs",
+        "priority": "sim.queues.priority:Priority",
+        "vtc": "sim.queues.vtc:Vtc",
+        "vtc_fair": "sim.queues.vtc:VtcFair",
+        "lcf_fair": "sim.queues.vtc:LcfFair",
+        "vtc_max_fair": "sim.queues.vtc:VtcMaxFair",
+        "vtc_oracle": "sim.queues.vtc_foresight:VtcOracle",
+        "vtc_len_predict": "sim.queues.vtc_foresight:VtcLenPredict",
+        "mdrr_fair": "sim.queues.mdrr:MdrrFair",
+    },
+)
+
+
+def build_order(options: QueueOrderOptions, class_names: Sequence[str]) -> QueueOrder:
+    """The queue of an engine whose `queue_order` says `options`. Raises ScenarioError at `engine.queue_order`."""
+    order = QUEUE_ORDERS.load(options.kind, allow_imports=True)
+    try:
+        return order.build(options, class_names)
+    except ScenarioError as error:
+        place = f"engine.queue_order.{error.place}"
+        raise ScenarioError(place, error.found, valid=error.valid, remedy=error.remedy) from error
