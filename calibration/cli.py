@@ -149,6 +149,25 @@ def points(
 
 
 @app.command()
+def clients(
+    runs: Annotated[list[Path], typer.Argument(help="runs of S-LoRA's server under VTC's queues (CSV)")],
+    profile: Annotated[Path, typer.Option("--profile", help="the server's own cost_profile.json")],
+) -> None:
+    """Replay measured runs client by client, and compare mean latencies."""
+    from calibration.clients import check_clients
+
+    typer.echo(f"{'measured and simulated, s':38}{'first token':>20}{'whole request':>29}{'total':>26}")
+    for run in runs:
+        for client in check_clients(profile, run):
+            pairs = (client.first_token_s, client.request_s, client.total_s)
+            cells = "".join(
+                f"{measured:10.1f}{simulated:9.1f}{_percent(error, 9)}"
+                for (measured, simulated), error in zip(pairs, client.errors, strict=True)
+            )
+            typer.echo(f"{run.stem:26}{client.name:9}{cells}")
+
+
+@app.command()
 def batches(
     folder: Annotated[Path, typer.Argument(help="folder of Sarathi-Serve's measured batches (CSV)")],
 ) -> None:
