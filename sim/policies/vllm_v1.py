@@ -242,7 +242,7 @@ class VllmV1(VllmV1Reference):
             super()._plan_running(plan)
             return
         completing = self._completing() if self._is_caching else ()
-        growing = batch.at_residue[batch.tick % self._block_size]
+        growing = batch.at_context(0)
         num_new_blocks = len(growing)
         for request, num_tokens in chunks:
             num_new_blocks += self._new_blocks(request, num_tokens)
