@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SMALLEST, LARGEST = 1e-12, 1e12
-"""No time in such a table is as small, no time, size or count as large, in any unit that is used for them."""
+"""No time, size or count above zero in such a table is as small or as large, in any unit that is used for them."""
 
 
 def find(candidates: Sequence[Path], place: str) -> Path:
@@ -26,10 +26,10 @@ def find(candidates: Sequence[Path], place: str) -> Path:
     raise ArtifactError(place, f"there is no {named}", remedy="Name the folder of the profile and its --tp.")
 
 
-def read(path: Path, columns: Sequence[str], times: Sequence[str], text: Sequence[str] = ()) -> pd.DataFrame:
+def read(path: Path, columns: Sequence[str], positive: Sequence[str], text: Sequence[str] = ()) -> pd.DataFrame:
     """A table with at least these columns, as `load` and `check` give it."""
     table = load(path)
-    check(table, path, columns, times, text)
+    check(table, path, columns, positive, text)
     return table
 
 
@@ -52,17 +52,18 @@ def load(path: Path) -> pd.DataFrame:
 
 
 def check(
-    table: pd.DataFrame, path: Path, columns: Sequence[str], times: Sequence[str], text: Sequence[str] = ()
+    table: pd.DataFrame, path: Path, columns: Sequence[str], positive: Sequence[str], text: Sequence[str] = ()
 ) -> None:
     """Raise ArtifactError, with the line, unless the rows of a file have these columns, holding what they should.
 
-    Those in `times` hold numbers above zero, those in `text` anything but nothing, the others numbers, zero or more.
+    Those in `positive` (times, and sizes of what is never empty) hold numbers above zero, those in `text` anything
+    but nothing, the others numbers, zero or more.
     """
     require(table, columns, path)
     if table.empty:
         raise ArtifactError(str(path), "has no rows")
     for column in columns:
-        _check_column(table[column], path, is_text=column in text, is_time=column in times)
+        _check_column(table[column], path, is_text=column in text, may_be_zero=column not in positive)
 
 
 def require(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
@@ -77,15 +78,16 @@ def require(table: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
         )
 
 
-def _check_column(values: pd.Series, path: Path, *, is_text: bool, is_time: bool) -> None:
+def _check_column(values: pd.Series, path: Path, *, is_text: bool, may_be_zero: bool) -> None:
     import pandas as pd
 
     if is_text:
         is_bad, valid = values.isna(), "expected a name"
     else:
         numbers = pd.to_numeric(values, errors="coerce").astype(float)
-        is_bad = numbers.isna() | (numbers < 0) | (numbers >= LARGEST) | (is_time & (numbers <= SMALLEST))
-        valid = f"expected a {'time above zero' if is_time else 'number, zero or more,'} below {LARGEST:g}"
+        is_size = (numbers > SMALLEST) & (numbers < LARGEST)
+        is_bad = ~(is_size | (may_be_zero & (numbers == 0)))
+        valid = f"expected a number{', zero or more,' if may_be_zero else ' above zero'} below {LARGEST:g}"
     if is_bad.any():
         i = int(is_bad.to_numpy().argmax())
         line = values.index[i] + (1 if path.suffix == ".jsonl" else 2)

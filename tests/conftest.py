@@ -11,11 +11,15 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("SERVESIM_SHARED") or ROOT.parent / "shared").resolve()
 FOR_LACK_OF_SHARED = re.compile(r"SERVESIM_SHARED|\.\./shared")
 MAY_NOT_SKIP = os.environ.get("SERVESIM_REQUIRE_SHARED") == "1" and SHARED.is_dir()
+
+settings.register_profile("same_each_time", derandomize=True)
+settings.load_profile("same_each_time")  # --hypothesis-profile=default draws other examples in every run
 
 
 @pytest.fixture(scope="session")

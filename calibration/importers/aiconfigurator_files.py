@@ -29,6 +29,8 @@ _FAMILIES = {
     "custom_allreduce": "comm",
 }
 _TEXT = ("gemm_dtype", "kv_cache_dtype", "backend")
+_POSITIVE = ("batch_size", "isl", "m", "n", "k", "message_size")
+"""Sizes; of contexts, `step` may be zero."""
 GPU_YAML = ("{gpu}_system.yaml", "{gpu}_system.yaml.txt", "{gpu}.yaml")
 
 
@@ -63,7 +65,7 @@ class Files:
         if self._is_package:
             path = self._newest(table) / f"{table}_perf.parquet"
             more = [] if head_dim is None else ["head_dim"]
-            rows = csv_table.read(path, [*columns, *more, "latency"], ["latency"], _TEXT)
+            rows = csv_table.read(path, [*columns, *more, "latency"], ["latency", *_POSITIVE], _TEXT)
             rows = rows.rename(columns={"latency": "latency_ms"})
             if head_dim is not None:
                 is_windowed = rows["window_size"] > 0 if "window_size" in rows else False
@@ -72,7 +74,9 @@ class Files:
         latency = "latency" if table == "custom_allreduce" else "latency_ms"
         ending = table if head_dim is None else f"{table}_hd{head_dim}"
         path = self._one(f"{self.gpu}_vllm*_{ending}.csv")
-        return csv_table.read(path, [*columns, latency], [latency], _TEXT).rename(columns={latency: "latency_ms"})
+        return csv_table.read(path, [*columns, latency], [latency, *_POSITIVE], _TEXT).rename(
+            columns={latency: "latency_ms"}
+        )
 
     def vllm_version(self) -> str:
         """The version whose kernels were timed."""

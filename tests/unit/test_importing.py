@@ -142,6 +142,25 @@ def test_times_that_are_none_are_named_with_their_line(kind, file, value, tmp_pa
     assert re.search(rf"{file}:2: \S+ is ", message)
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "column", "value"),
+    [
+        ("aiconfigurator", "h100_sxm_vllm0.24.0_context_attention_hd128.csv", "isl", 0),
+        ("aiconfigurator", "h100_sxm_vllm0.24.0_gemm.csv", "m", 0),
+        ("vidur", "a100_attention.csv", "kv_cache_size", 1e-300),
+    ],
+)
+def test_sizes_that_are_none_are_named_with_their_line(kind, file, column, value, tmp_path):
+    def damage(path):
+        table = pd.read_csv(path)
+        table[column] = table[column].astype(float)
+        table.loc[1, column] = value
+        table.to_csv(path, index=False)
+
+    message = refusal(kind, tmp_path / "p", damage, file)
+    assert re.search(rf"{file}:3: {column} is \S+; expected a number", message)
+
+
 @pytest.mark.parametrize(("kind", "file"), CSV_FILES)
 def test_missing_columns_are_named_beside_those_that_are_there(kind, file, tmp_path):
     def misspell(path):

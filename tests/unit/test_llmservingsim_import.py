@@ -168,13 +168,18 @@ def test_all_reduces_are_missing_unless_the_link_is_known(tmp_path):
     ("file", "old", "new", "message"),
     [
         ("tp1_dense.csv", "time_us", "time_ms", r"tp1_dense\.csv: no column time_us; it has layer, tokens, time_ms"),
-        ("tp1_dense.csv", "qkv_proj,64,132.0", "qkv_proj,64,0", r"tp1_dense\.csv:3: time_us is 0\.0; expected a time"),
+        (
+            "tp1_dense.csv",
+            "qkv_proj,64,132.0",
+            "qkv_proj,64,0",
+            r"tp1_dense\.csv:3: time_us is 0\.0; expected a number",
+        ),
         ("tp1_dense.csv", "qkv_proj,64,132.0", "qkv_proj,64,", r"tp1_dense\.csv:3: time_us is nan"),
         (
             "tp1_dense.csv",
             "qkv_proj,64,132.0",
             "qkv_proj,64,fast",
-            r"tp1_dense\.csv:3: time_us is fast; expected a time above zero",
+            r"tp1_dense\.csv:3: time_us is fast; expected a number above zero",
         ),
         ("tp1_per_sequence.csv", "lm_head,8,9\n", "", "lm_head: was timed at 1 point only"),
         ("meta.yaml", "gpu: Toy GPU", "", r"meta\.yaml: does not say gpu"),

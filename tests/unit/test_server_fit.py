@@ -200,7 +200,7 @@ def test_logs_are_read_strictly(tmp_path):
         log_steps(path)
     row = dict.fromkeys(("num_prefills", "num_prefill_tokens", "prefill_context_tokens", "num_decodes"), 1)
     path.write_text(json.dumps(row | {"decode_context_tokens": 1, "time_ms": 0}))
-    with pytest.raises(ArtifactError, match=r"log\.jsonl:1: time_ms is 0; expected a time above zero"):
+    with pytest.raises(ArtifactError, match=r"log\.jsonl:1: time_ms is 0; expected a number above zero"):
         log_steps(path)
     path.write_text("{")
     with pytest.raises(ArtifactError, match="cannot be read as JSON lines"):
