@@ -47,6 +47,7 @@ def capacity(
 ) -> None:
     """Find the largest load that meets the SLO, with a confidence interval."""
     from sim.planning.capacity import find_capacity
+    from sim.planning.fleet_size import check_has_rate, fleet_size
     from sim.planning.headroom import answer, changes
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_report
@@ -54,7 +55,13 @@ def capacity(
 
     loaded, workers = load(scenario, overrides, seed, allow_imports), Workers(jobs, dask)
     check_folder(out)
+    if rate is not None:
+        check_has_rate(loaded)
     with progress_line() as progress:
+
+        def told(what: str, num_runs: int) -> None:
+            progress(f"{what}, {num_runs} runs", None, None)
+
         found = find_capacity(
             loaded,
             low=low,
@@ -63,10 +70,12 @@ def capacity(
             max_replications=max_replications,
             num_requests=requests,
             workers=workers,
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=told,
         )
         progress("trying rises", None, None)
-        said = answer(found, changes(found, workers), rate)
+        rises = changes(found, workers)
+        fleet = None if rate is None else fleet_size(found, rate, workers=workers, progress=told)
+        said = answer(found, rises, fleet)
     give(said, capacity_report(said), out, "capacity.json", as_json)
 
 

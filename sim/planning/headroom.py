@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sim.errors import ScenarioError
 from sim.planning.capacity import Capacity
+from sim.planning.fleet_size import FleetSize, num_gpus
 from sim.planning.probe import CUTS, STABILITY, Observation, common_warm_up, observe
 from sim.planning.replications import at_load, replication, replication_note
 from sim.planning.workers import Workers
@@ -57,32 +57,6 @@ def changes(capacity: Capacity, workers: Workers) -> list[Change]:
     return found
 
 
-def replicas_for(capacity: Capacity, rate_per_s: float) -> dict[str, Any]:
-    """The smallest number of replicas (of a fleet: of whole fleets) for a rate that is split evenly among them.
-
-    Each part is taken to arrive like the whole.
-    Raises ScenarioError for closed loops, whose rate is not given.
-    """
-    if capacity.load.variable != "rate_per_s":
-        raise ScenarioError("--rate", "the scenario's load is clients, not a rate", remedy="Use open-loop arrivals.")
-    boundary = capacity.boundary
-    least, most = _ceil(rate_per_s / boundary.high), _ceil(rate_per_s / max(boundary.low, 1e-12))
-    replicas = _ceil(rate_per_s / boundary.value)
-    gpus = replicas * num_gpus(capacity.scenario)
-    return {"rate_per_s": rate_per_s, "replicas": replicas, "ci_low": least, "ci_high": most, "gpus": gpus}
-
-
-def num_gpus(scenario: Scenario) -> int:
-    """GPUs of the scenario, those of all replicas of a fleet."""
-    own, fleet = scenario.hardware.tensor_parallel, scenario.fleet
-    if fleet is None:
-        return own
-    total = own * fleet.replicas
-    for group in fleet.others:
-        total += int((group.hardware or {}).get("tensor_parallel", own)) * group.replicas
-    return total
-
-
 def economy(capacity: Capacity) -> dict[str, float | None]:
     """Tokens per GPU-second at the boundary, and what a million of them costs at the user's price."""
     hardware, seen = capacity.scenario.hardware, capacity.observations
@@ -104,8 +78,8 @@ def economy(capacity: Capacity) -> dict[str, float | None]:
     }
 
 
-def answer(capacity: Capacity, found: list[Change], rate_per_s: float | None = None) -> dict[str, Any]:
-    """Everything that `servesim capacity` says, as plain data."""
+def answer(capacity: Capacity, found: list[Change], fleet: FleetSize | None = None) -> dict[str, Any]:
+    """Everything that `servesim capacity` says, as plain data; `fleet`: what a rate needs, if that was asked."""
     boundary, load, search = capacity.boundary, capacity.load, capacity.search
     room = boundary.value / load.value - 1
     return {
@@ -135,9 +109,9 @@ def answer(capacity: Capacity, found: list[Change], rate_per_s: float | None = N
             "room": room,
             "changes": [vars(change) for change in found],
         },
-        "replicas": None if rate_per_s is None else replicas_for(capacity, rate_per_s),
+        "replicas": None if fleet is None else fleet.to_dict(),
         "economy": economy(capacity),
-        "verdict": _verdict(capacity, found, rate_per_s),
+        "verdict": _verdict(capacity, found, fleet),
     }
 
 
@@ -193,7 +167,7 @@ def _notes(capacity: Capacity) -> list[str]:
     return notes
 
 
-def _verdict(capacity: Capacity, found: list[Change], rate_per_s: float | None) -> str:
+def _verdict(capacity: Capacity, found: list[Change], fleet: FleetSize | None) -> str:
     boundary, load = capacity.boundary, capacity.load
     limit = "beyond it waits grow without end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
     text = (
@@ -208,11 +182,17 @@ def _verdict(capacity: Capacity, found: list[Change], rate_per_s: float | None) 
         text += f"; the scenario's {load.value:.3g} leave room for {room:.0%} more."
     if found:
         text += " " + _said(found)
-    if rate_per_s is not None:
-        fleet = replicas_for(capacity, rate_per_s)
-        between = "" if fleet["ci_low"] == fleet["ci_high"] else f" (CI {fleet['ci_low']} to {fleet['ci_high']})"
-        text += f" {rate_per_s:g} requests/s need {fleet['replicas']} replicas{between}, {fleet['gpus']} GPUs."
+    if fleet is not None:
+        text += " " + _needed(fleet.to_dict())
     return text
+
+
+def _needed(fleet: dict[str, Any]) -> str:
+    between = "" if fleet["ci_low"] == fleet["ci_high"] else f" (CI {fleet['ci_low']} to {fleet['ci_high']})"
+    how = f"behind {fleet['router']}" if fleet["is_simulated"] else "if each bears an equal share as one alone would"
+    return (
+        f"{fleet['rate_per_s']:g} requests/s need {fleet['replicas']} replicas{between}, {fleet['gpus']} GPUs, {how}."
+    )
 
 
 def _said(found: list[Change]) -> str:
@@ -224,10 +204,6 @@ def _said(found: list[Change]) -> str:
     parts = [f"it would not bear {' or '.join(broken)}"] if broken else []
     parts += [f"{' or '.join(unsure)} lies within the interval"] if unsure else []
     return f"Of its rises by 10 % and 25 %: {'; '.join(parts)}."
-
-
-def _ceil(value: float) -> int:
-    return max(1, math.ceil(value - 1e-9))
 
 
 def _finite(value: float) -> float | None:

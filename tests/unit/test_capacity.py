@@ -9,7 +9,8 @@ import sim
 from sim.errors import ScenarioError
 from sim.planning.boundary import crossing
 from sim.planning.capacity import find_capacity
-from sim.planning.headroom import answer, changes, replicas_for
+from sim.planning.fleet_size import fleet_at, fleet_size, num_gpus
+from sim.planning.headroom import answer, changes
 from sim.planning.probe import Observation, Tally, Target, targets_of
 from sim.planning.ratio import compare_capacities
 from sim.planning.replications import load_of, replication, seed_of
@@ -38,7 +39,7 @@ def found():
 
 
 def test_the_answer_is_plain_and_complete(found):
-    said = answer(found, changes(found, ONE), rate_per_s=400.0)
+    said = answer(found, changes(found, ONE))
     assert said["boundary"] | {"value": 0, "ci_low": 0, "ci_high": 0} == {
         "variable": "rate_per_s",
         "unit": "requests/s",
@@ -53,7 +54,7 @@ def test_the_answer_is_plain_and_complete(found):
     assert [(change["what"], change["factor"], change["holds"]) for change in said["headroom"]["changes"]] == [
         (what, factor, True) for what in ("rate", "prompt_tokens", "output_tokens") for factor in (1.1, 1.25)
     ]
-    assert said["replicas"]["replicas"] == math.ceil(400 / said["boundary"]["value"]) == said["replicas"]["gpus"]
+    assert said["replicas"] is None
     assert "mean_queue_ms binds" in said["verdict"]
     assert said["economy"]["output_tokens_per_gpu_s"] == pytest.approx(said["boundary"]["value"])  # one token each
 
@@ -81,7 +82,43 @@ def test_closed_loops_are_searched_in_whole_clients():
     found = find_capacity(clients(2, {"mean_queue_ms": 38.0}), **QUICK)
     assert (found.load.variable, found.boundary.value) == ("num_clients", 10)
     with pytest.raises(ScenarioError, match="the scenario's load is clients, not a rate"):
-        replicas_for(found, 5.0)
+        fleet_size(found, 5.0)
+
+
+@pytest.mark.parametrize(("router", "replicas"), [("random", 3), ("round_robin", 2), ("least_requests", 2)])
+def test_a_fleet_is_as_large_as_its_router_makes_it(router, replicas):
+    """Of 380 requests/s a random router gives each of two M/D/1 queues a load of 0.76, and waits of 6.3 ms; every
+    second one of them waits half as long (E2/D/1).
+    """
+    one = find_capacity(queue(4000, {"mean_queue_ms": 4.0}, fleet={"router": {"kind": router}}), **QUICK)
+    size = fleet_size(one, 380.0, workers=ONE)
+    assert (one.boundary.value, size.copies, size.low, size.high) == (pytest.approx(500 / 3, rel=0.04), *[replicas] * 3)
+    said = answer(one, [], size)
+    assert said["replicas"] == {
+        "rate_per_s": 380.0,
+        "replicas": replicas,
+        "ci_low": replicas,
+        "ci_high": replicas,
+        "gpus": replicas,
+        "router": router,
+        "is_simulated": True,
+    }
+    assert said["verdict"].endswith(f"380 requests/s need {replicas} replicas, {replicas} GPUs, behind {router}.")
+
+
+def test_a_fleet_is_copied_with_all_its_kinds():
+    fleet = {"replicas": 2, "others": [{"replicas": 1, "hardware": {"tensor_parallel": 2}}]}
+    mixed = find_capacity(queue(4000, {"mean_queue_ms": 4.0}, fleet=fleet), **QUICK)
+    size = fleet_size(mixed, 0.9 * mixed.boundary.value, workers=ONE)
+    assert (size.copies, size.to_dict()["replicas"], size.to_dict()["gpus"]) == (1, 3, 4)
+    fleets = fleet_at(mixed, 3, 100.0)
+    assert (fleets.fleet.replicas, fleets.fleet.others[0].replicas, num_gpus(fleets)) == (6, 3, 12)
+
+
+def test_of_the_largest_fleets_each_replica_is_taken_to_bear_as_much_as_one(found):
+    size = fleet_size(found, 20_000.0, workers=ONE)
+    assert (size.is_simulated, size.copies) == (False, math.ceil(20_000 / found.boundary.value))
+    assert "if each bears an equal share as one alone would" in answer(found, [], size)["verdict"]
 
 
 def message(scenario, **options):
