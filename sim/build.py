@@ -15,6 +15,8 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.host import HOST_TIMES
+from sim.cost.hosted import Hosted
 from sim.cost.sped_up import SpedUp
 from sim.cost.swapping import Swapping
 from sim.device import Device
@@ -321,6 +323,9 @@ def price_model(parts: Replica) -> CostModel:
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
     built = cost.build(options, parts.target)
+    if options.host is not None:
+        host = HOST_TIMES.load(options.host.kind, place="cost.host.kind", allow_imports=scenario.allows_imports)
+        built = Hosted(built, host.build(options.host))
     if parts.device_speed == parts.host_speed == 1.0:
         return built
     return SpedUp(built, parts.device_speed, parts.host_speed)
