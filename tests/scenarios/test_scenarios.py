@@ -150,6 +150,16 @@ def test_ways_out_of_short_memory_on_real_traffic():
     assert found["reserve"]["kv"]["num_preemptions"] == 0
 
 
+@pytest.mark.parametrize(("model", "lost"), [("llama-3.1-8b", (0.11, 0.13)), ("llama-3.2-1b", (0.37, 0.43))])
+def test_what_the_scheduler_costs_and_planning_ahead_hides(model: str, lost: tuple[float, float]):
+    found = sim.compare(load("scheduler_overhead", f"model={model}")).summaries
+    tokens = {name: summary["throughput"]["output_tokens_per_s"] for name, summary in found.items()}
+    ratio = {name: tokens[name] / tokens["base"] for name in found}
+    assert lost[0] < 1 - ratio["sync, measured"] < 1 - ratio["sync, linear"] < lost[1]
+    assert 0.9 < ratio["sync, 0.3 ms"] < 0.99
+    assert min(ratio["async, linear"], ratio["async, measured"], ratio["async, free"]) > 0.97
+
+
 def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch):
     assert "in place of" in sim.run(load("azure_code", "run.num_requests=5")).facts.provenance["notes"][0]
     monkeypatch.setenv("SERVESIM_SHARED", str(shared))
