@@ -31,7 +31,7 @@ from sim.metrics.load import step_arrays
 from sim.metrics.replicas import merge_prices, merge_tables
 from sim.metrics.shares import work_shares
 from sim.model import load_model
-from sim.policies.base import POLICIES, EngineLimits, Policy
+from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
 from sim.provenance import provenance
 from sim.reception import Reception, reason_names
 from sim.record import Recorder, Tables
@@ -180,7 +180,8 @@ def _machines(
     costs = {key: cost_for_all or price_model(own) for key, own in kinds.items()}
     machines = []
     for own in parts:
-        policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
+        cost, recorder = costs[id(own)], Recorder()
+        policy = _policy(own, cost)
         if policy.may_swap:
             cost = Swapping(cost, own.limits.block_bytes, own.target.gpu)
         aborts = own.scenario.engine.abort_on_disconnect
@@ -298,10 +299,11 @@ def _check_range(scenario: Scenario, steps: StepArrays, tables: Tables, levels: 
         )
 
 
-def _policy(parts: Replica) -> Policy:
+def _policy(parts: Replica, cost: CostModel) -> Policy:
     scenario = parts.scenario
     policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
-    return policy.build(scenario.engine, parts.limits)
+    limits = replace(parts.limits, predictor=StepPredictor(cost.price, cost.host_ns))
+    return policy.build(scenario.engine, limits)
 
 
 def _turn_away_reasons(parts: Replica) -> tuple[str, ...]:
