@@ -148,9 +148,8 @@ class MeasuredOptions(HostOptions):
     @model_validator(mode="after")
     def _check(self) -> MeasuredOptions:
         if (self.table is None) == (self.points is None):
-            raise _refusal(
-                "both table and points are given" if self.table is not None else "nothing is given", "give one of them"
-            )
+            given = "nothing is given" if self.table is None else "both table and points are given"
+            raise _refusal(given, "give one of them")
         if self.table is not None and self.table not in bundled_tables():
             known = list(bundled_tables())
             raise _refusal(

@@ -240,7 +240,7 @@ class VllmV1Axes(VllmV1Reference):
     def _next_decodes(self, head: Request) -> StepShape:
         """All who run and `head`, decoding in the step after the one at hand. O(batch)."""
         running = [r.num_tokens + r.policy_state.num_placeholders for r in self._running]
-        return decodes_of([*running, head.num_tokens])
+        return decodes_of([*running, head.num_tokens], StepShape())
 
     def wake_ns(self) -> int | None:
         return self._order.next_change_ns(self._view.now_ns) if self.num_unfinished else None

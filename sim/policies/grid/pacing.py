@@ -288,7 +288,7 @@ def build_pacing(
     return rule.build(options, lambda shape: predictor.interval_ns(shape, plans_ahead=plans_ahead))
 
 
-def decodes_of(contexts: Iterable[int], batch: StepShape = StepShape()) -> StepShape:
+def decodes_of(contexts: Iterable[int], batch: StepShape) -> StepShape:
     """A step in which requests with these contexts decode beside those of `batch`. Pure."""
     num, total, total_sq, longest = batch[:4]
     for context in contexts:

@@ -2,8 +2,8 @@
 
 The more requests decode together, and the longer their contexts, the longer a step takes. Engines admit while
 slots and KV last; this rule also asks the scenario's own cost model, host time included, what the next step would
-take with the candidate in it, and holds the candidate back where that is more than a target. TRT-LLM, vLLM and
-SGLang leave that to a hand-tuned `max_num_seqs`, which is right for one length of context.
+take with the candidate in it, and holds the candidate back where that is more than a target. A smaller
+`max_num_seqs`, found by hand, does the same for one length of contexts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from sim.clock import to_ns
 from sim.errors import ScenarioError
 from sim.options import CountOrZero, Positive
 from sim.policies.grid.pacing import Interval, Pacing, PacingOptions, Situation, longer
@@ -47,7 +46,7 @@ class PredictedItl(Pacing):
     reads_batch = True
 
     def __init__(self, options: PredictedItlOptions, interval_ns: Interval) -> None:
-        self._max_itl_ns = to_ns(options.max_itl_ms / 1e3)
+        self._max_itl_ns = round(options.max_itl_ms * 1e6)
         self._lookahead_tokens = options.lookahead_tokens
         self._interval_ns = interval_ns
 
