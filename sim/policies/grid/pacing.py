@@ -272,6 +272,10 @@ PACINGS: Registry[Pacing] = Registry(
 )
 
 
+PACING_MEANING = f"when waiting requests may be admitted although there is room: {', '.join(PACINGS)}"
+"""What the option is called in every engine that has it."""
+
+
 def build_pacing(
     options: PacingOptions, predictor: StepPredictor | None, *, plans_ahead: bool, num_stages: int
 ) -> Pacing:
