@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
-from sim.policies.grid.pacing import Situation, build_pacing, decodes_of
+from sim.policies.grid.pacing import Situation, build_pacing
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1Step
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
-from sim.step import BlockedBy, Preemption, StepShape
+from sim.step import BlockedBy, Preemption, StepShape, decodes_of
 
 
 def is_moved(options: VllmV1Options) -> bool:

@@ -179,6 +179,19 @@ def test_a_variant_changes_it_alone():
     assert [cost_model(variant).host_ns(SHAPE) for variant in variants.values()] == [0, 1_000 + 5 * 15_000]
 
 
+def test_a_host_time_of_ones_own_needs_permission(tmp_path, monkeypatch):
+    (tmp_path / "their_host.py").write_text(
+        "from sim.cost.host import Constant, ConstantOptions\n"
+        "class TheirOptions(ConstantOptions):\n    kind: str\n"
+        "class Theirs(Constant):\n    Options = TheirOptions\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = scenario(TEN_MS | {"host": {"kind": "their_host:Theirs", "step_us": 8.0}})
+    with pytest.raises(ScenarioError, match="host time 'their_host:Theirs' would run code from outside servesim"):
+        sim.parse_scenario(data)
+    assert cost_model(sim.parse_scenario(data, allow_imports=True)).host_ns(SHAPE) == 8_000
+
+
 @pytest.mark.parametrize(
     ("cost", "key", "reason"),
     [

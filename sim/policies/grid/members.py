@@ -13,10 +13,9 @@ from itertools import islice
 
 from sim.batch import RunningBatch
 from sim.policies.grid.draft import Draft, GridState, GridStep
-from sim.policies.grid.pacing import decodes_of, longer
 from sim.queues.base import QueueOrder
 from sim.request import NEVER, Request
-from sim.step import StepShape
+from sim.step import StepShape, decodes_of, longer
 
 
 class Members:

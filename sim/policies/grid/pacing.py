@@ -12,7 +12,7 @@ without aggressive scheduling, LMDeploy `prefill_interval` (`every_n_steps`); SG
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
@@ -290,25 +290,3 @@ def build_pacing(
     if predictor is None:
         return rule.build(options)
     return rule.build(options, lambda shape: predictor.interval_ns(shape, plans_ahead=plans_ahead))
-
-
-def decodes_of(contexts: Iterable[int], batch: StepShape) -> StepShape:
-    """A step in which requests with these contexts decode beside those of `batch`. Pure."""
-    num, total, total_sq, longest = batch[:4]
-    for context in contexts:
-        num += 1
-        total += context
-        total_sq += context * context
-        longest = max(longest, context)
-    return StepShape(num, total, total_sq, longest, num_sampled=num)
-
-
-def longer(shape: StepShape, num_tokens: int) -> StepShape:
-    """The same requests decoding with contexts that are all so many tokens longer. Pure."""
-    num, total, total_sq, longest = shape[:4]
-    gained = num * num_tokens
-    return shape._replace(
-        decode_context_sum=total + gained,
-        decode_context_sum_sq=total_sq + num_tokens * (2 * total + gained),
-        decode_context_max=longest + num_tokens,
-    )

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from sim.errors import ScenarioError
 from sim.options import CountOrZero, Positive
-from sim.policies.grid.pacing import Interval, Pacing, PacingOptions, Situation, longer
+from sim.policies.grid.pacing import Interval, Pacing, PacingOptions, Situation
+from sim.step import longer
 
 
 class PredictedItlOptions(PacingOptions):

@@ -7,10 +7,10 @@ from sim.core import EngineCore
 from sim.cost.linear import Linear, LinearOptions
 from sim.errors import ScenarioError
 from sim.policies.base import POLICIES, EngineLimits, StepPredictor
-from sim.policies.grid.pacing import Situation, decodes_of, longer
+from sim.policies.grid.pacing import Situation
 from sim.policies.grid.predicted_itl import PredictedItl, PredictedItlOptions
 from sim.request import Request
-from sim.step import StepShape
+from sim.step import StepShape, decodes_of, longer
 
 LINEAR = Linear(
     LinearOptions(
