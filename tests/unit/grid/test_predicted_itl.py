@@ -154,6 +154,11 @@ def decode_itl_ms(results):
         ({"policy": "vllm-v0"}, 200),
         # a target below what one request takes
         (V1 | pacing(5.0), 1),
+        (V1 | {"async_scheduling": True} | pacing(0.001), 1),
+        ({"policy": "sarathi"} | pacing(0.001), 1),
+        ({"policy": "sarathi-orca"} | pacing(0.001), 1),
+        ({"policy": "vllm-v0"} | pacing(0.001), 1),
+        ({"policy": "vllm-v0", "enable_chunked_prefill": True} | pacing(0.001), 1),
     ],
 )
 def test_as_many_run_as_the_target_allows(engine, most):
