@@ -15,6 +15,8 @@ from sim.clients import Clients
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.host import HOST_TIMES
+from sim.cost.hosted import Hosted
 from sim.cost.sped_up import SpedUp
 from sim.cost.swapping import Swapping
 from sim.device import Device
@@ -29,7 +31,7 @@ from sim.metrics.load import step_arrays
 from sim.metrics.replicas import merge_prices, merge_tables
 from sim.metrics.shares import work_shares
 from sim.model import load_model
-from sim.policies.base import POLICIES, EngineLimits, Policy
+from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
 from sim.provenance import provenance
 from sim.reception import Reception, reason_names
 from sim.record import Recorder, Tables
@@ -178,7 +180,8 @@ def _machines(
     costs = {key: cost_for_all or price_model(own) for key, own in kinds.items()}
     machines = []
     for own in parts:
-        policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
+        cost, recorder = costs[id(own)], Recorder()
+        policy = _policy(own, cost)
         if policy.may_swap:
             cost = Swapping(cost, own.limits.block_bytes, own.target.gpu)
         aborts = own.scenario.engine.abort_on_disconnect
@@ -296,10 +299,11 @@ def _check_range(scenario: Scenario, steps: StepArrays, tables: Tables, levels: 
         )
 
 
-def _policy(parts: Replica) -> Policy:
+def _policy(parts: Replica, cost: CostModel) -> Policy:
     scenario = parts.scenario
     policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
-    return policy.build(scenario.engine, parts.limits)
+    limits = replace(parts.limits, predictor=StepPredictor(cost.price, cost.host_ns))
+    return policy.build(scenario.engine, limits)
 
 
 def _turn_away_reasons(parts: Replica) -> tuple[str, ...]:
@@ -321,6 +325,9 @@ def price_model(parts: Replica) -> CostModel:
         path = resolve_path(artifact, scenario.folder, place="cost.artifact")
         options = options.model_copy(update={"artifact": str(path)})
     built = cost.build(options, parts.target)
+    if options.host is not None:
+        host = HOST_TIMES.load(options.host.kind, place="cost.host.kind", allow_imports=scenario.allows_imports)
+        built = Hosted(built, host.build(options.host))
     if parts.device_speed == parts.host_speed == 1.0:
         return built
     return SpedUp(built, parts.device_speed, parts.host_speed)

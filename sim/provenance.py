@@ -50,6 +50,7 @@ def provenance(scenario: Scenario, limits: Sequence[EngineLimits]) -> dict[str, 
         "scenario_sha256": hashlib.sha256(canonical.encode()).hexdigest(),
         "seed": scenario.seed,
         "cost": scenario.cost.kind,
+        "host": scenario.cost.describe_host(),
         "versions": versions(),
         "notes": list(_notes(scenario)),
         "scenario": content,
@@ -72,6 +73,8 @@ def save(results: Results, scenario: Scenario, folder: Path) -> list[Path]:
 
 def _notes(scenario: Scenario) -> Iterator[str]:
     yield from scenario.engine.notes()
+    if scenario.cost.host is not None:
+        yield f"host time: {scenario.cost.describe_host()}, in place of that of {scenario.cost.kind} itself"
     for entry in scenario.traffic:
         if entry.trace is not None and entry.trace.fallback is not None:
             played = with_existing_path(entry.trace, scenario.folder).path

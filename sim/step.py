@@ -6,7 +6,7 @@ that decodes; a step names only who joined them, who left, and who prefills.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -56,6 +56,28 @@ class StepShape(NamedTuple):
     def prefill_tokens(self) -> int:
         """Tokens over all prefill chunks."""
         return sum([num_tokens for num_tokens, _ in self.prefills])
+
+
+def decodes_of(contexts: Iterable[int], batch: StepShape) -> StepShape:
+    """A step in which requests with these contexts decode beside those of `batch`. Pure."""
+    num, total, total_sq, longest = batch[:4]
+    for context in contexts:
+        num += 1
+        total += context
+        total_sq += context * context
+        longest = max(longest, context)
+    return StepShape(num, total, total_sq, longest, num_sampled=num)
+
+
+def longer(shape: StepShape, num_tokens: int) -> StepShape:
+    """The same requests decoding with contexts that are all so many tokens longer. Pure."""
+    num, total, total_sq, longest = shape[:4]
+    gained = num * num_tokens
+    return shape._replace(
+        decode_context_sum=total + gained,
+        decode_context_sum_sq=total_sq + num_tokens * (2 * total + gained),
+        decode_context_max=longest + num_tokens,
+    )
 
 
 @dataclass(slots=True)

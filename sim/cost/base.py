@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
 
+from sim.cost.host import HOST_TIMES, HostOptions
 from sim.gpu import Gpu
 from sim.model import Model
-from sim.options import Options
+from sim.options import OneOf, Options
 from sim.registry import Registry
 from sim.step import StepArrays, StepShape
 
@@ -38,10 +40,44 @@ class Coverage(IntEnum):
     """Beyond them."""
 
 
+OWN_HOST_TIMES = ("host_us", "host_us_per_request")
+"""How cost models call host times of their own that a scenario may set."""
+
+
 class CostOptions(Options):
     """Base of every cost model's options."""
 
     kind: str = Field(description="name of a cost model")
+    host: Annotated[HostOptions, OneOf(HOST_TIMES)] | None = Field(
+        default=None, description="host time before every iteration; null: as this cost model itself has it"
+    )
+
+    @model_validator(mode="after")
+    def _check_host(self) -> Self:
+        twice = [name for name in OWN_HOST_TIMES if name in self.model_fields_set]
+        if self.host is not None and twice:
+            found = {
+                "found": f"host times are given twice: {', '.join(twice)} and host",
+                "valid": "host is in place of the cost model's own host times",
+                "remedy": f"Leave host or {' and '.join(twice)} out; in a variant, null takes a key back.",
+            }
+            raise PydanticCustomError("refused", "{found}", found)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_idle_host_times(self, to_dict: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again: times in whose place `host` stands are left out."""
+        data: dict[str, Any] = to_dict(self)
+        if self.host is not None:
+            data = {key: value for key, value in data.items() if key not in OWN_HOST_TIMES}
+        return data
+
+    def describe_host(self) -> str:
+        """Whose host times these are, in a few words."""
+        if self.host is not None:
+            return self.host.describe()
+        own = [f"{name} {getattr(self, name):g}" for name in OWN_HOST_TIMES if hasattr(self, name)]
+        return ": ".join([f"that of {self.kind} itself", *filter(None, [", ".join(own)])])
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def explain(scenario: Scenario) -> dict[str, Any]:
             for length in lengths
         ],
         "at_once": _at_once(scenario, memory),
+        "host": scenario.cost.describe_host(),
     }
 
 

@@ -8,7 +8,7 @@ value; an exception means a bug.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from sim.gpu import Gpu
 from sim.options import Count, OneOf, Options, PositiveSeconds, Share
 from sim.registry import Registry
 from sim.request import Request
-from sim.step import Finished, SteadyRun, Step
+from sim.step import Finished, SteadyRun, Step, StepShape
 
 
 class EngineOptions(Options):
@@ -68,6 +68,23 @@ class EngineOptions(Options):
         yield from ()
 
 
+class StepPredictor(NamedTuple):
+    """What steps are expected to take: as much of a cost model as a policy may know."""
+
+    device_ns: Callable[[StepShape], int]
+    """Time of the device for a step, ns, >= 1."""
+    host_ns: Callable[[StepShape], int]
+    """Time of the host before it, ns, >= 0."""
+
+    def interval_ns(self, shape: StepShape, *, plans_ahead: bool) -> int:
+        """From the end of one step to the end of the next when both have this shape, ns. Pure.
+
+        Host and device work one after the other, or at once where a step is planned while the one before it runs.
+        """
+        device_ns, host_ns = self.device_ns(shape), self.host_ns(shape)
+        return max(device_ns, host_ns) if plans_ahead else device_ns + host_ns
+
+
 @dataclass(frozen=True)
 class EngineLimits:
     """What an engine on given hardware has, resolved from options, model and GPU."""
@@ -80,6 +97,8 @@ class EngineLimits:
     """Names of the traffic's request classes, by `request.class_index`."""
     block_bytes: int = 0
     """KV of one block on one GPU; 0 where no model is known."""
+    predictor: StepPredictor | None = None
+    """None where steps have no price: in the replay of logs."""
 
 
 class About(NamedTuple):

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
-from sim.policies.grid.pacing import PACINGS, Situation
+from sim.policies.grid.pacing import Situation, build_pacing
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1Step
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
-from sim.step import BlockedBy, Preemption
+from sim.step import BlockedBy, Preemption, StepShape, decodes_of
 
 
 def is_moved(options: VllmV1Options) -> bool:
@@ -90,10 +90,15 @@ class VllmV1Axes(VllmV1Reference):
         order = build_order(options.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self._waiting = self._view = QueueView(order)  # type: ignore[assignment]  # a deque as far as planners know
         self._order = order
-        self._pacing = PACINGS.load(options.prefill_pacing.kind).build(options.prefill_pacing)
+        self._pacing = build_pacing(
+            options.prefill_pacing,
+            limits.predictor,
+            plans_ahead=config.max_in_flight > 1,
+            num_stages=config.pipeline_parallel_size,
+        )
         self._pressure = options.preemption
         self.follows_arrival_order = order.is_arrival_order
-        self.reads_clock = self._pacing.reads_clock
+        self.reads_clock = self._pacing.reads_clock or self._pacing.reads_batch
         self.may_swap = options.preemption == "swap"
         self._swapped: deque[Request] = deque()
         self._cpu_blocks: dict[Request, int] = {}
@@ -222,6 +227,7 @@ class VllmV1Axes(VllmV1Reference):
             len(self._running) - num_admitted,
             num_decoding,
             num_admitted,
+            self._next_decodes(head) if self._pacing.reads_batch else None,
         )
         if not self._pacing.opens(situation):
             plan.blocked_by = BlockedBy.ADMISSION
@@ -230,6 +236,11 @@ class VllmV1Axes(VllmV1Reference):
             return True
         self._order.refused(head)
         return False
+
+    def _next_decodes(self, head: Request) -> StepShape:
+        """All who run and `head`, decoding in the step after the one at hand. O(batch)."""
+        running = [r.num_tokens + r.policy_state.num_placeholders for r in self._running]
+        return decodes_of([*running, head.num_tokens], StepShape())
 
     def wake_ns(self) -> int | None:
         return self._order.next_change_ns(self._view.now_ns) if self.num_unfinished else None

@@ -13,7 +13,7 @@ from sim.errors import ScenarioError
 from sim.gpu import Gpu
 from sim.options import Count, CountOrZero, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
-from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
+from sim.policies.grid.pacing import PACING_MEANING, PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
@@ -196,7 +196,7 @@ class VllmV1Options(SchedulerOptions):
     )
     num_cpu_blocks: CountOrZero = Field(default=2048, description="KV blocks of host memory, for preemption: swap")
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
-        default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
+        default=AlwaysOptions(), description=PACING_MEANING
     )
     queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
         default=FcfsOptions(), description="who is next in the waiting queue, instead of vLLM's own order"

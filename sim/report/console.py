@@ -320,6 +320,7 @@ def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[R
     )
     yield rows_table("requests that the KV cache holds at once", explanation["requests_that_fit"])
     yield Text(explanation["at_once"]["verdict"])
+    yield Text(f"host time before every step: {explanation['host']}")
 
 
 def _gib(num_bytes: int) -> str:

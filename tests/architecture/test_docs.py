@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from sim.cli import app
+from sim.cost.host import HOST_TIMES
 from sim.doors.base import DOORS
+from sim.policies.grid.pacing import PACINGS
 from sim.queues.base import QUEUE_ORDERS
 from sim.registry import Registry
 
@@ -42,10 +44,15 @@ def test_every_command_is_named_in_it(path: Path):
     assert {name for name in commands if not re.search(rf"`{name}`|servesim {name}\b", text)} == set()
 
 
-@pytest.mark.parametrize("registry", [QUEUE_ORDERS, DOORS], ids=lambda registry: registry.what)
-def test_every_order_and_door_has_its_row(registry: Registry[Any]):
+@pytest.mark.parametrize("registry", [QUEUE_ORDERS, DOORS, PACINGS], ids=lambda registry: registry.what)
+def test_every_order_door_and_pacing_rule_has_its_row(registry: Registry[Any]):
     rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "queues.md").read_text("utf-8"), re.MULTILINE)
     assert set(registry) - set(re.findall(r"`(\w+)`", " ".join(rows))) == set()
+
+
+def test_the_readme_names_every_host_time():
+    (line,) = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("- **Time.**")]
+    assert set(HOST_TIMES) - set(re.findall(r"`(\w+)`", line)) == set()
 
 
 def test_every_folder_of_tests_has_its_row():

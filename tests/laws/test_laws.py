@@ -22,7 +22,7 @@ from sim.metrics.causes import Causes
 from sim.metrics.latency import request_latencies
 from sim.metrics.shares import work_shares
 from sim.metrics.tokens import TokenTimes
-from sim.policies.base import POLICIES, EngineLimits, Policy
+from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
 from sim.workload.base import ClientPool, Traffic
@@ -34,6 +34,8 @@ TOKEN_BUDGET = 32
 AGE_S = 0.01
 HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
 NOISY = {"kind": "lognormal", "sigma": 0.5}
+PREDICTED_ITL = {"kind": "predicted_itl", "max_itl_ms": 1.19, "lookahead_tokens": 3}
+"""By `COST` two requests always meet it together, three while their contexts are short, four never."""
 VARIANTS = {
     "static": {
         "padded": {"max_batch_size": NUM_SLOTS},
@@ -73,7 +75,15 @@ VARIANTS = {
         "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
         "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
     },
-    "sarathi-vllm": {"whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET}},
+    "sarathi-vllm": {
+        "predicted ITL": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_batched_tokens": TOKEN_BUDGET,
+            "prefill_pacing": PREDICTED_ITL,
+            "queue_order": {"kind": "vtc"},
+        },
+        "whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET},
+    },
     "sarathi-orca": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
         "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
@@ -114,6 +124,12 @@ VARIANTS = {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
             "enable_prefix_caching": True,
+        },
+        "predicted ITL": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "prefill_pacing": PREDICTED_ITL,
         },
         "every fourth step": {
             "max_num_seqs": NUM_SLOTS,
@@ -168,6 +184,11 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "queue_order": {"kind": "vtc"},
             "prefill_pacing": {"kind": "every_n_steps", "n": 3},
+        },
+        "predicted ITL, async": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "prefill_pacing": PREDICTED_ITL,
         },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
@@ -329,9 +350,11 @@ def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, unt
     by_token = cls.Options.model_fields["block_size"].default == 1
     block_size = 1 if by_token else BLOCK_SIZE
     limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
+    own_cost = Linear(cost)
+    limits = replace(limits, predictor=StepPredictor(own_cost.price, own_cost.host_ns))
     policy = cls.build(cls.Options(policy=name, **options), limits)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
+    engine = Engine(clock, EngineCore(policy), own_cost, recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -677,8 +700,11 @@ OTHER_STEPS = [
     ("sarathi", "pipeline"),
     ("vllm-v0", "few tokens"),
     ("vllm-v0", "priority"),
+    ("vllm-v0", "predicted ITL"),
+    ("sarathi-vllm", "predicted ITL"),
+    ("vllm-v1", "predicted ITL, async"),
 ]
-"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force."""
+"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force or small."""
 SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sim
@@ -148,6 +149,41 @@ def test_ways_out_of_short_memory_on_real_traffic():
     }
     assert found["swap"]["kv"]["num_preemptions"] > 20
     assert found["reserve"]["kv"]["num_preemptions"] == 0
+
+
+@pytest.mark.parametrize(("model", "lost"), [("llama-3.1-8b", (0.11, 0.13)), ("llama-3.2-1b", (0.37, 0.43))])
+def test_what_the_scheduler_costs_and_planning_ahead_hides(model: str, lost: tuple[float, float]):
+    found = sim.compare(load("scheduler_overhead", f"model={model}")).summaries
+    tokens = {name: summary["throughput"]["output_tokens_per_s"] for name, summary in found.items()}
+    ratio = {name: tokens[name] / tokens["base"] for name in found}
+    assert lost[0] < 1 - ratio["sync, measured"] < 1 - ratio["sync, linear"] < lost[1]
+    assert 0.9 < ratio["sync, 0.3 ms"] < 0.99
+    assert min(ratio["async, linear"], ratio["async, measured"], ratio["async, free"]) > 0.97
+
+
+def longest_decode_step_ms(results: sim.Results) -> float:
+    """Of the steps that only decode and follow such a step: from its end to theirs, host time included."""
+    iterations = results.tables.iterations
+    only_decodes = iterations["num_prefills"] == 0
+    return float(np.diff(iterations["end_ns"])[only_decodes[1:] & only_decodes[:-1]].max()) / 1e6
+
+
+def test_admission_for_latency_keeps_a_target_that_memory_alone_breaks():
+    comparison = sim.compare(load("admission_for_latency"))
+    by_memory, at_12, at_10 = comparison.results.values()
+    assert (
+        longest_decode_step_ms(by_memory) > 16 > 12 > longest_decode_step_ms(at_12) > 10 > longest_decode_step_ms(at_10)
+    )
+    most = [results.tables.iterations["num_running"].max() for results in (by_memory, at_12, at_10)]
+    assert most == [430, 259, 176]
+    summaries = list(comparison.summaries.values())
+    assert [summary["kv"]["num_preemptions"] > 0 for summary in summaries] == [True, False, False]
+    p99_itl_ms = [summary["metrics"]["itl_ms"]["p99"] for summary in summaries]
+    assert p99_itl_ms == sorted(p99_itl_ms, reverse=True)
+    ttft_ms = [summary["metrics"]["ttft_ms"]["mean"] for summary in summaries]
+    assert ttft_ms == sorted(ttft_ms)
+    tokens = [summary["throughput"]["output_tokens_per_s"] for summary in summaries]
+    assert 0.8 < tokens[1] / tokens[0] < 0.86 > 0.7 > tokens[2] / tokens[0]
 
 
 def test_a_real_trace_is_preferred_where_there_is_one(shared: Path, monkeypatch: pytest.MonkeyPatch):

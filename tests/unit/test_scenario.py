@@ -229,7 +229,7 @@ def test_foreign_classes_need_permission_and_must_exist(tmp_path: Path, monkeypa
     )
     monkeypatch.syspath_prepend(tmp_path)
     scenario = parse_scenario(changed("cost", {"kind": "theirs:Theirs", "speed": 5.0}), allow_imports=True)
-    assert scenario.model_dump()["cost"] == {"kind": "theirs:Theirs", "speed": 5.0}
+    assert scenario.model_dump()["cost"] == {"kind": "theirs:Theirs", "host": None, "speed": 5.0}
     data = changed("cost", {"kind": "theirs:Theirs", "sped": 5.0})
     assert error_of(data, allow_imports=True).splitlines() == [
         "x.yaml: cost.speed: is missing.",

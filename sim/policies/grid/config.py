@@ -10,7 +10,7 @@ from pydantic import Field
 from sim.errors import ScenarioError
 from sim.options import Count, CountOrZero, NonNegative, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
-from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
+from sim.policies.grid.pacing import PACING_MEANING, PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.policies.grid.reservation import ReservationKind
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
@@ -37,7 +37,7 @@ class GridOptions(EngineOptions):
         default=None, description="KV blocks of host memory; default: what swap_space holds"
     )
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
-        default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
+        default=AlwaysOptions(), description=PACING_MEANING
     )
     queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
         default=FcfsOptions(), description="who is next in the waiting queue"

@@ -15,6 +15,7 @@ from sim.batch import RunningBatch
 from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.queues.base import QueueOrder
 from sim.request import NEVER, Request
+from sim.step import StepShape, decodes_of, longer
 
 
 class Members:
@@ -61,6 +62,17 @@ class Members:
             return self.lanes[0].context_sum
         apart = [r.num_computed_tokens for r in self.prefilling] + [r.num_computed_tokens for r in self.idle]
         return sum(apart) + sum([batch.context_sum for batch in self.lanes])
+
+    def next_decodes(self, head: Request, *, decodes_now: bool) -> StepShape:
+        """All of them and `head` in one step, without stages: that after the one at hand, if it only decodes. Pure.
+
+        `decodes_now`: whether the lane's batch decodes in the step at hand already.
+        """
+        batch = self.lanes[0]
+        together = StepShape(len(batch), *batch.context_sums())
+        prefilled = [r.policy_state.num_to_prefill for r in self.prefilling]
+        left_out = [r.num_computed_tokens for r in self.idle]
+        return decodes_of([*prefilled, *left_out, head.num_tokens], longer(together, 1) if decodes_now else together)
 
     def context(self, request: Request) -> int:
         """Tokens that one of them has in KV, passes in flight included."""

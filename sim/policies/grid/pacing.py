@@ -6,18 +6,22 @@ for longer stretches in which those who decode are not disturbed, and for larger
 Sources: vLLM V0 `scheduler_delay_factor` (`delay_factor`); vLLM V1 `prefill_schedule_interval`, LightLLM
 without aggressive scheduling, LMDeploy `prefill_interval` (`every_n_steps`); SGLang's prefill delayer
 (`min_batch`); a bound on prefills in a row (`max_consecutive`, proposed for SGLang); TGI
-`waiting_served_ratio` and `max_waiting_tokens` (`waiting_served_ratio`).
+`waiting_served_ratio` and `max_waiting_tokens` (`waiting_served_ratio`). `predicted_itl` is a module of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
+from sim.errors import ScenarioError
 from sim.options import Count, NonNegative, Options, Positive
+from sim.policies.base import StepPredictor
 from sim.registry import Registry
+from sim.step import StepShape
 
 
 class PacingOptions(Options):
@@ -37,6 +41,14 @@ class Situation(NamedTuple):
     num_decoding: int
     num_admitted: int
     """In the step at hand."""
+    next_decodes: StepShape | None = None
+    """The step after the one at hand if it were one of decodes only, of all who run, those admitted in the step at
+    hand and the next candidate, at the contexts that they will have then. None when nobody waits. Made only for rules
+    that say they read the batch."""
+
+
+Interval = Callable[[StepShape], int]
+"""What passes from one step to the next when both have this shape, ns."""
 
 
 class Pacing(ABC):
@@ -45,13 +57,19 @@ class Pacing(ABC):
     Options: ClassVar[type[PacingOptions]]
     reads_clock: ClassVar[bool] = False
     """Whether the answer depends on the time."""
+    reads_batch: ClassVar[bool] = False
+    """Whether the answer depends on the contexts of all who run, and on what steps are predicted to take."""
     is_steady: ClassVar[bool] = False
     """Whether the answer stays the same over steps in which nobody comes, goes or is admitted."""
 
     @classmethod
     @abstractmethod
-    def build(cls, options: PacingOptions) -> Self:
-        """A rule that has seen nothing yet. `options` is an instance of `cls.Options`."""
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
+        """A rule that has seen nothing yet. `options` is an instance of `cls.Options`.
+
+        `interval_ns`: what steps are predicted to take; None where nothing is known of that. Raises ScenarioError
+        where the rule needs it.
+        """
 
     @abstractmethod
     def opens(self, situation: Situation) -> bool:
@@ -74,7 +92,7 @@ class Always(Pacing):
     is_steady = True
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         return cls()
 
     def opens(self, situation: Situation) -> bool:
@@ -104,7 +122,7 @@ class DelayFactor(Pacing):
         self._latency_ns = 0
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         assert isinstance(options, DelayFactorOptions)
         return cls(options.factor)
 
@@ -138,7 +156,7 @@ class EveryNSteps(Pacing):
         self._num_steps_since = n
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         assert isinstance(options, EveryNStepsOptions)
         return cls(options.n)
 
@@ -167,7 +185,7 @@ class MinBatch(Pacing):
         self._num_waited = 0
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         assert isinstance(options, MinBatchOptions)
         return cls(options.k, options.max_wait_steps)
 
@@ -197,7 +215,7 @@ class MaxConsecutive(Pacing):
         self._num_in_a_row = 0
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         assert isinstance(options, MaxConsecutiveOptions)
         return cls(options.n)
 
@@ -226,7 +244,7 @@ class WaitingServedRatio(Pacing):
         self._num_steps_since = 0
 
     @classmethod
-    def build(cls, options: PacingOptions) -> Self:
+    def build(cls, options: PacingOptions, interval_ns: Interval | None = None) -> Self:
         assert isinstance(options, WaitingServedRatioOptions)
         return cls(options.ratio, options.max_steps)
 
@@ -249,5 +267,26 @@ PACINGS: Registry[Pacing] = Registry(
         "min_batch": "sim.policies.grid.pacing:MinBatch",
         "max_consecutive": "sim.policies.grid.pacing:MaxConsecutive",
         "waiting_served_ratio": "sim.policies.grid.pacing:WaitingServedRatio",
+        "predicted_itl": "sim.policies.grid.predicted_itl:PredictedItl",
     },
 )
+
+
+PACING_MEANING = f"when waiting requests may be admitted although there is room: {', '.join(PACINGS)}"
+"""What the option is called in every engine that has it."""
+
+
+def build_pacing(
+    options: PacingOptions, predictor: StepPredictor | None, *, plans_ahead: bool, num_stages: int
+) -> Pacing:
+    """The rule of an engine whose `prefill_pacing` says `options`. Raises ScenarioError at `engine.prefill_pacing`."""
+    rule = PACINGS.load(options.kind, place="engine.prefill_pacing.kind")
+    if rule.reads_batch and num_stages > 1:
+        raise ScenarioError(
+            "engine.prefill_pacing",
+            f"{options.kind} predicts the step of one batch, and with {num_stages} pipeline stages there are several",
+            remedy="Set pipeline_parallel_size: 1, or choose another rule.",
+        )
+    if predictor is None:
+        return rule.build(options)
+    return rule.build(options, lambda shape: predictor.interval_ns(shape, plans_ahead=plans_ahead))

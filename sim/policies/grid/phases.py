@@ -15,7 +15,7 @@ from sim.policies.base import Policy
 from sim.policies.grid.config import GridConfig
 from sim.policies.grid.draft import Draft, GridState
 from sim.policies.grid.members import Members
-from sim.policies.grid.pacing import PACINGS, Situation
+from sim.policies.grid.pacing import Situation, build_pacing
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
 from sim.queues.base import QueueOrder, Setting, build_order
@@ -45,8 +45,8 @@ class Phases(Policy):
         kv_tokens = limits.num_gpu_blocks * limits.block_size
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
-        self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
-        self.reads_clock = self.pacing.reads_clock
+        self.pacing = build_pacing(config.pacing, limits.predictor, plans_ahead=False, num_stages=num_stages)
+        self.reads_clock = self.pacing.reads_clock or self.pacing.reads_batch
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
         self._must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
@@ -289,6 +289,9 @@ class Phases(Policy):
         earliest_ns = None
         if self.pacing.reads_clock:
             earliest_ns = min([r.queued_ns for r in self.queue], default=None)
+        next_decodes = None
+        if self.pacing.reads_batch and (head := self.queue.head(draft.now_ns)) is not None:
+            next_decodes = self.members.next_decodes(head, decodes_now=draft.decodes)
         return self.pacing.opens(
             Situation(
                 draft.now_ns,
@@ -297,6 +300,7 @@ class Phases(Policy):
                 num_running,
                 self.members.num_decoding,
                 len(draft.admitted),
+                next_decodes,
             )
         )
 

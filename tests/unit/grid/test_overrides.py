@@ -1,5 +1,7 @@
 """Moving an engine of the grid along one axis: what is accepted, what it changes, and what makes no sense."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from sim.core import EngineCore
 from sim.cost.linear import Linear
 from sim.engine import Engine
 from sim.errors import ScenarioError
-from sim.policies.base import POLICIES, EngineLimits
+from sim.policies.base import POLICIES, EngineLimits, StepPredictor
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.record import Recorder
 from sim.scenario import parse_scenario
@@ -29,9 +31,11 @@ LONG_ANSWERS = laws.columns(
 def tables_of(case, num_gpu_blocks, traffic, *, macro_steps):
     cls = POLICIES.load(case[0])
     limits = EngineLimits(laws.MAX_MODEL_LEN, laws.BLOCK_SIZE, num_gpu_blocks, ("all",))
+    cost = Linear(laws.COST)
+    limits = replace(limits, predictor=StepPredictor(cost.price, cost.host_ns))
     policy = cls.build(cls.Options(policy=case[0], **laws.options_of(case)), limits)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(laws.COST), recorder, macro_steps=macro_steps)
+    engine = Engine(clock, EngineCore(policy), cost, recorder, macro_steps=macro_steps)
     Clients(clock, engine, recorder, traffic).start()
     clock.run()
     return recorder.tables()
