@@ -93,7 +93,7 @@ class VllmV1Axes(VllmV1Reference):
         self._pacing = PACINGS.load(options.prefill_pacing.kind).build(options.prefill_pacing)
         self._pressure = options.preemption
         self.follows_arrival_order = order.is_arrival_order
-        self.reads_clock = self._pacing.reads_clock
+        self.reads_clock = self._pacing.reads_clock or order.reads_clock
         self.may_swap = options.preemption == "swap"
         self._swapped: deque[Request] = deque()
         self._cpu_blocks: dict[Request, int] = {}

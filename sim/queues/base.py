@@ -42,6 +42,8 @@ class QueueOrder(ABC):
     Options: ClassVar[type[QueueOrderOptions]]
     is_arrival_order: ClassVar[bool] = False
     """Whether an earlier arrival is always ahead of a later one, but for requests that were put back."""
+    reads_clock: ClassVar[bool] = False
+    """Whether who is next depends on how long those who ran have taken."""
 
     @property
     def leaves_no_trace(self) -> bool:
@@ -131,6 +133,7 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
         "srpt": "sim.queues.shortest:ShortestRemaining",
         "edf": "sim.queues.edf:EarliestDeadline",
         "quotas": "sim.queues.quotas:Quotas",
+        "mlfq": "sim.queues.mlfq:Mlfq",
         "triton": "sim.queues.triton:Triton",
         "vtc": "sim.queues.vtc:Vtc",
         "vtc_fair": "sim.queues.vtc:VtcFair",

@@ -46,7 +46,7 @@ class Phases(Policy):
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
-        self.reads_clock = self.pacing.reads_clock
+        self.reads_clock = self.pacing.reads_clock or self.queue.reads_clock
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
         self._must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
