@@ -33,6 +33,15 @@ NUM_SLOTS = 4
 TOKEN_BUDGET = 32
 AGE_S = 0.01
 HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
+STARVES_S = 0.02
+LEVELS = {
+    "kind": "mlfq",
+    "skip_join": True,
+    "quantum_ms": 3.0,
+    "profile_base_ms": 1.0,
+    "profile_prefill_ms": 0.3,
+    "starvation_threshold_s": STARVES_S,
+}
 NOISY = {"kind": "lognormal", "sigma": 0.5}
 VARIANTS = {
     "static": {
@@ -54,6 +63,7 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+        "levels": {"max_batch_size": NUM_SLOTS, "queue_order": LEVELS},
         "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
         "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
         "true length, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "output_tokens", "allocator": "buddy"},
@@ -72,6 +82,7 @@ VARIANTS = {
         "swap": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "swap", "num_cpu_blocks": 100},
         "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
         "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
+        "levels": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "queue_order": LEVELS},
     },
     "sarathi-vllm": {"whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET}},
     "sarathi-orca": {
@@ -168,6 +179,12 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "queue_order": {"kind": "vtc"},
             "prefill_pacing": {"kind": "every_n_steps", "n": 3},
+        },
+        "levels": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "queue_order": LEVELS,
         },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
@@ -568,21 +585,46 @@ def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
     assert (order[:-1] <= order[1:]).all()
 
 
-AGING = [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == "priority_aging"]
+def cases_with_order(kind):
+    return [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == kind]
 
 
-@each_of(AGING)
+def first_admissions(run):
+    """Of those who were admitted: their rows, when that was planned, and who of them (column) passed whom (row)."""
+    requests = run.tables.requests
+    rows = np.flatnonzero(requests["admitted_iteration"] != NEVER)
+    iteration = requests["admitted_iteration"][rows]
+    planned_ns = requests["admitted_ns"][rows] - run.tables.iterations["host_ns"][iteration]
+    return rows, planned_ns, (iteration[:, None] > iteration) & (requests["queued_ns"][rows][:, None] < planned_ns)
+
+
+@each_of(cases_with_order("mlfq"))
+@every_pool
+@every_traffic
+def test_who_starves_is_admitted_first_and_then_who_is_in_the_highest_level(case, pool, traffic):
+    """By first admissions: among those who starve, and within a level, earlier ones are not passed."""
+    run = run_of(case, pool, traffic)
+    requests = run.tables.requests
+    rows, planned_ns, is_passed = first_admissions(run)
+    prefill_ms = LEVELS["profile_base_ms"] + LEVELS["profile_prefill_ms"] * requests["prompt_tokens"][rows]
+    level = np.maximum(0, np.ceil(np.log2(prefill_ms / LEVELS["quantum_ms"])))
+    queued_ns = requests["queued_ns"][rows]
+    starves = (planned_ns - queued_ns[:, None] >= to_ns(STARVES_S)) & (level[:, None] > 0)
+    age, rank = (np.argsort(np.lexsort((rows, queued_ns, *keys))) for keys in ((), (level,)))
+    may_pass = np.where(starves, age < age[:, None], rank < rank[:, None])
+    may_pass = np.where(starves == starves.diagonal(), may_pass, starves.diagonal())
+    assert may_pass[is_passed].all()
+
+
+@each_of(cases_with_order("priority_aging"))
 @every_pool
 @every_traffic
 def test_with_aging_nobody_waits_for_those_who_come_much_later(case, pool, traffic):
     """Whoever is passed had been there for less than the age of the difference in priority."""
     run = run_of(case, pool, traffic)
     requests, priority = run.tables.requests, run.traffic.priority[run.rows]
-    admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
-    iteration, arrival_ns = requests["admitted_iteration"][admitted], requests["arrival_ns"][admitted]
-    queued_ns, levels = requests["queued_ns"][admitted], priority[admitted]
-    planned_ns = requests["admitted_ns"][admitted] - run.tables.iterations["host_ns"][iteration]
-    is_passed = (iteration[:, None] > iteration) & (queued_ns[:, None] < planned_ns)
+    admitted, _, is_passed = first_admissions(run)
+    arrival_ns, levels = requests["arrival_ns"][admitted], priority[admitted]
     head_start_ns = arrival_ns - arrival_ns[:, None]
     allowed_ns = (levels[:, None] - levels) * to_ns(AGE_S)
     assert (head_start_ns <= allowed_ns)[is_passed & (requests["num_preemptions"][admitted] == 0)[:, None]].all()
