@@ -18,6 +18,7 @@ from sim.doors.base import DOORS, DoorOptions
 from sim.errors import InvariantError
 from sim.gpu import Gpu
 from sim.options import Count, OneOf, Options, PositiveSeconds, Share
+from sim.queues.base import QueueOrder
 from sim.registry import Registry
 from sim.request import Request
 from sim.step import Finished, SteadyRun, Step
@@ -139,6 +140,8 @@ class Policy(ABC):
     """Pipeline stages that a batch passes through."""
     may_swap: bool = False
     """Whether steps may move blocks between GPU and host memory."""
+    queue: QueueOrder | None = None
+    """Its waiting queue, where that has the order that a scenario chose."""
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
 

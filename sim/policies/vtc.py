@@ -26,7 +26,7 @@ from sim.errors import InvariantError
 from sim.kv.counted import CountedCache
 from sim.options import Count, CountOrZero, OneOf
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrder, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
@@ -83,6 +83,7 @@ class Vtc(Policy):
         "vtc_fair",
         "requests, KV tokens, prefill tokens",
     )
+    queue: QueueOrder
 
     def __init__(self, options: VtcOptions, limits: EngineLimits) -> None:
         self._options = options

@@ -19,7 +19,7 @@ from sim.errors import InvariantError
 from sim.kv.contiguous import ContiguousKV, Reserve
 from sim.options import Count, OneOf
 from sim.policies.base import EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrder, QueueOrderOptions, Setting, build_order
 from sim.queues.fcfs import FcfsOptions
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy, Chunk, SteadyRun, Step, StepShape
@@ -67,6 +67,7 @@ class WholePromptPolicy(Policy):
     """The queue, the decodes and the KV; subclasses admit, and release what ends."""
 
     Options: ClassVar[type[WholePromptOptions]]
+    queue: QueueOrder
 
     def __init__(self, options: WholePromptOptions, limits: EngineLimits) -> None:
         self._max_batch_size = options.max_batch_size

@@ -23,6 +23,7 @@ from sim.metrics.latency import request_latencies
 from sim.metrics.shares import work_shares
 from sim.metrics.tokens import TokenTimes
 from sim.policies.base import POLICIES, EngineLimits, Policy
+from sim.reception import NEVER_FITS
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
 from sim.workload.base import ClientPool, Traffic
@@ -33,6 +34,7 @@ NUM_SLOTS = 4
 TOKEN_BUDGET = 32
 AGE_S = 0.01
 HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
+DROPS_LATE = {"kind": "edf", "ttft_ms": 25.0, "drop_late": True}
 STARVES_S = 0.02
 LEVELS = {
     "kind": "mlfq",
@@ -63,6 +65,7 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+        "drops late": {"max_batch_size": NUM_SLOTS, "queue_order": DROPS_LATE},
         "levels": {"max_batch_size": NUM_SLOTS, "queue_order": LEVELS},
         "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
         "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
@@ -185,6 +188,12 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "async_scheduling": False,
             "queue_order": LEVELS,
+        },
+        "drops late": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "queue_order": DROPS_LATE,
         },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
@@ -616,6 +625,21 @@ def test_who_starves_is_admitted_first_and_then_who_is_in_the_highest_level(case
     assert may_pass[is_passed].all()
 
 
+@each_of([case for case in cases_with_order("edf") if options_of(case)["queue_order"] == DROPS_LATE])
+@every_pool
+@every_traffic
+def test_who_is_not_admitted_when_it_is_due_is_turned_away_then(case, pool, traffic):
+    requests = run_of(case, pool, traffic).tables.requests
+    due_ns = requests["arrival_ns"] + to_ns(DROPS_LATE["ttft_ms"] / 1000)
+    admitted, dropped = requests["admitted_ns"] != NEVER, requests["turned_away_by"] > NEVER_FITS
+    planned_by_ns = due_ns + to_ns(COST.host_us / 1e6)
+    assert (requests["admitted_ns"] < planned_by_ns)[admitted].all()
+    assert (requests["outcome"][dropped] == Outcome.TIMED_OUT).all()
+    assert not (admitted & dropped).any()
+    dropped_ns = np.maximum(due_ns, requests["queued_ns"])[dropped]
+    assert np.array_equal(requests["cancelled_ns"][dropped], dropped_ns)
+
+
 @each_of(cases_with_order("priority_aging"))
 @every_pool
 @every_traffic
@@ -735,8 +759,11 @@ OTHER_STEPS = [
     ("sarathi", "pipeline"),
     ("vllm-v0", "few tokens"),
     ("vllm-v0", "priority"),
+    ("orca", "drops late"),
+    ("vllm-v1", "drops late"),
 ]
-"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force."""
+"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force, or late
+requests are turned away."""
 SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
 
 

@@ -26,6 +26,8 @@ from sim.step import Admission, BlockedBy
 class Phases(Policy):
     """An engine's state and the phases of its steps, without the step itself."""
 
+    queue: QueueOrder
+
     def __init__(self, config: GridConfig) -> None:
         limits, num_stages = config.limits, config.num_stages
         self.config = config

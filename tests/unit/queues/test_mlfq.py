@@ -2,15 +2,11 @@
 
 import pytest
 
-from sim.clock import NS_PER_MS, Clock, Priority
-from sim.core import EngineCore
-from sim.cost.linear import Linear, LinearOptions
-from sim.engine import Engine
-from sim.policies.base import POLICIES, EngineLimits
+from sim.clock import NS_PER_MS
 from sim.queues.base import Setting
 from sim.queues.mlfq import Mlfq, MlfqOptions
-from sim.record import Recorder
 from sim.request import Request
+from tests.unit.queues.small import simulate
 
 QUANTUM_MS = 10
 PER_TOKEN = {"profile_base_ms": 0.0, "profile_prefill_ms": 1.0}
@@ -129,20 +125,6 @@ def test_who_leaves_is_forgotten():
     order.released(runs, 1)
     assert order._job_of.keys() == {stays}
     assert serve(order, 100) == [1]
-
-
-def simulate(policy, requests, num_usable, **options):
-    """A prompt token and a decode take 1 ms, and KV is held token by token."""
-    cls = POLICIES.load(policy)
-    num_null = cls.build(cls.Options(policy=policy), EngineLimits(20, 1, 100)).usable_blocks - 100
-    limits = EngineLimits(max_model_len=20, block_size=1, num_gpu_blocks=num_usable - num_null)
-    clock, recorder = Clock(), Recorder()
-    cost = Linear(LinearOptions(base_ms=0, per_prefill_token_us=1000, per_decode_us=1000))
-    engine = Engine(clock, EngineCore(cls.build(cls.Options(policy=policy, **options), limits)), cost, recorder)
-    for arrival in requests:
-        clock.call_at(arrival.arrival_ns, Priority.ARRIVE, lambda arrival=arrival: engine.submit(arrival))
-    clock.run()
-    return recorder.tables()
 
 
 def steps(tables):

@@ -184,14 +184,6 @@ def test_errors_of_predictions_are_as_large_as_they_say_and_the_same_every_time(
     assert 650 < named[100] < 750
 
 
-def test_the_earliest_deadline_depends_on_the_class():
-    order = queue("edf", Setting(("chat", "batch")), ttft_ms=500.0, by_class={"batch": 10_000.0})
-    rows = [(1, 0), (0, 9_400), (1, 100), (0, 9_600)]  # class, arrival in ms
-    for index, (class_index, arrival_ms) in enumerate(rows):
-        order.add(request(index, class_index=class_index, arrival_ns=arrival_ms * 10**6), 0)
-    assert served(order) == [1, 0, 2, 3]
-
-
 CLASSES = ("chat", "batch")
 
 
