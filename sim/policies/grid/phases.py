@@ -343,9 +343,11 @@ class Phases(Policy):
         queue, now_ns = self.queue, draft.now_ns
         if type(queue).begin_admission is not QueueOrder.begin_admission:
             return None
-        head = queue.head(now_ns)
+        if not len(queue):
+            return BlockedBy.NOTHING
+        head = queue.head(now_ns) if queue.leaves_no_trace else None
         if head is None:
-            return None if queue else BlockedBy.NOTHING
+            return None
         num_tokens = self.tokens_for(head, draft)
         is_certain = self.pacing.is_steady and queue.next_change_ns(now_ns) is None
         if not is_certain or self.is_hopeless(head, num_tokens):

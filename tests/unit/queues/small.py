@@ -9,14 +9,20 @@ from sim.record import Recorder
 from sim.request import Outcome
 
 
-def simulate(policy, requests, num_usable, **options):
+def simulate(policy, requests, num_usable, macro_steps=True, **options):
     """A prompt token and a decode take 1 ms, and KV is held token by token."""
     cls = POLICIES.load(policy)
     num_null = cls.build(cls.Options(policy=policy), EngineLimits(20, 1, 100)).usable_blocks - 100
-    limits = EngineLimits(max_model_len=20, block_size=1, num_gpu_blocks=num_usable - num_null)
+    limits = EngineLimits(20, 1, num_usable - num_null, class_names=("a", "b"))
     clock, recorder = Clock(), Recorder()
     cost = Linear(LinearOptions(base_ms=0, per_prefill_token_us=1000, per_decode_us=1000))
-    engine = Engine(clock, EngineCore(cls.build(cls.Options(policy=policy, **options), limits)), cost, recorder)
+    engine = Engine(
+        clock,
+        EngineCore(cls.build(cls.Options(policy=policy, **options), limits)),
+        cost,
+        recorder,
+        macro_steps=macro_steps,
+    )
     engine.on_expire = lambda request: engine.cancel(request, Outcome.TIMED_OUT)
     for arrival in requests:
         clock.call_at(arrival.arrival_ns, Priority.ARRIVE, lambda arrival=arrival: engine.submit(arrival))
