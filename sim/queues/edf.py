@@ -30,10 +30,10 @@ class EarliestDeadlineOptions(QueueOrderOptions):
 
     kind: Literal["edf"] = Field(description="the earliest deadline first")
     ttft_ms: LimitMs = Field(default=1000.0, description="time to first token that a request is due, milliseconds")
+    by_class: dict[str, LimitMs] = Field(default_factory=dict, description="the same for single request classes")
     drop_late: bool = Field(
         default=False, description="turn away who has not been admitted when its first token is due"
     )
-    by_class: dict[str, LimitMs] = Field(default_factory=dict, description="the same for single request classes")
 
 
 class EarliestDeadline(KeyedOrder):
