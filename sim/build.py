@@ -300,7 +300,7 @@ def _policy(parts: Replica) -> Policy:
     scenario = parts.scenario
     cls = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
     policy = cls.build(scenario.engine, parts.limits)
-    if scenario.engine.queue_timeout_s is not None and policy.queue is not None and policy.queue.drops_late:
+    if scenario.engine.queue_timeout_s is not None and policy.deadlines is not None:
         raise ScenarioError(
             "engine.queue_order.drop_late",
             "contradicts queue_timeout_s: a wait in the queue would have two ends",

@@ -79,7 +79,7 @@ class Engine:
         """
         self._clock = clock
         self._core = core
-        self._queue = core.policy.queue
+        self._deadlines = core.policy.deadlines
         self._device = device or Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
@@ -122,8 +122,8 @@ class Engine:
             self._wake()
         if self._reception.timeout_ns is not None:
             self._expire_at(self._clock.now_ns + self._reception.timeout_ns, request)
-        elif self._queue is not None and self._queue.drops_late:
-            self._expire_at(max(self._queue.due_ns(request), self._clock.now_ns), request)
+        elif self._deadlines is not None:
+            self._expire_at(max(self._deadlines.due_ns(request), self._clock.now_ns), request)
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).

@@ -140,8 +140,8 @@ class Policy(ABC):
     """Pipeline stages that a batch passes through."""
     may_swap: bool = False
     """Whether steps may move blocks between GPU and host memory."""
-    queue: QueueOrder | None = None
-    """Its waiting queue, where that has the order that a scenario chose."""
+    deadlines: QueueOrder | None = None
+    """Its waiting queue, where that `drops_late`: the engine turns away who is not admitted when it says."""
     longest_overrun: int = 0
     """Tokens that an answer may go beyond `max_model_len`, where the engine ends it late or not (a law reads this)."""
 

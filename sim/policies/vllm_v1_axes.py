@@ -82,8 +82,6 @@ class QueueView:
 class VllmV1Axes(VllmV1Reference):
     """The plain planner with the axes that its options choose."""
 
-    queue: QueueOrder
-
     def __init__(self, config: V1Config, options: VllmV1Options, limits: EngineLimits) -> None:
         """Raises ScenarioError for options that contradict each other."""
         _refuse_contradictions(config, options)
@@ -91,10 +89,11 @@ class VllmV1Axes(VllmV1Reference):
         kv_tokens = self.kv.usable_blocks * limits.block_size
         order = build_order(options.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self._waiting = self._view = QueueView(order)  # type: ignore[assignment]  # a deque as far as planners know
-        self.queue = order
+        self._order = order
         self._pacing = PACINGS.load(options.prefill_pacing.kind).build(options.prefill_pacing)
         self._pressure = options.preemption
         self.follows_arrival_order = order.is_arrival_order
+        self.deadlines = order if order.drops_late else None
         self.reads_clock = self._pacing.reads_clock or order.reads_clock
         self.may_swap = options.preemption == "swap"
         self._swapped: deque[Request] = deque()
@@ -113,7 +112,7 @@ class VllmV1Axes(VllmV1Reference):
         plan.shape = plan.shape._replace(num_swapped_blocks=self._num_swapped_blocks)
         plan.num_waiting += len(self._swapped)
         if not plan.is_empty:
-            self._pacing.planned(len(plan.admitted), len(self.queue))
+            self._pacing.planned(len(plan.admitted), len(self._order))
         return plan
 
     def _plan_running(self, plan: Plan) -> None:
@@ -150,7 +149,7 @@ class VllmV1Axes(VllmV1Reference):
                 plan.left.append(victim)
             plan.dropped = [*plan.dropped, victim]
             victim.status = Status.OVER
-            self.queue.released(victim, victim.num_output_tokens)
+            self._order.released(victim, victim.num_output_tokens)
             self.kv.free(victim)
         else:
             super()._preempt(victim, beneficiary, plan)
@@ -197,11 +196,11 @@ class VllmV1Axes(VllmV1Reference):
         if request in self._cpu_blocks:
             self._swapped.remove(request)
             self._take_from_host(request)
-            self.queue.released(request, request.num_output_tokens)
+            self._order.released(request, request.num_output_tokens)
             request.status = Status.OVER
             return
         if request.status is Status.RUNNING:
-            self.queue.released(request, request.num_output_tokens)
+            self._order.released(request, request.num_output_tokens)
         super()._leave(request)
 
     # ------------------------------------------------------------------ admission
@@ -210,17 +209,17 @@ class VllmV1Axes(VllmV1Reference):
         if self._swapped:
             plan.blocked_by = BlockedBy.KV
             return
-        self.queue.begin_admission(self._view.now_ns)
+        self._order.begin_admission(self._view.now_ns)
         super()._admit_waiting(plan)
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         num_decoding = sum([not r.policy_state.is_mid_prefill for r in self._running])
         num_admitted = len(plan.admitted)
-        earliest_ns = min([r.queued_ns for r in self.queue]) if self._pacing.reads_clock else None
+        earliest_ns = min([r.queued_ns for r in self._order]) if self._pacing.reads_clock else None
         situation = Situation(
             self._view.now_ns,
             earliest_ns,
-            len(self.queue),
+            len(self._order),
             len(self._running) - num_admitted,
             num_decoding,
             num_admitted,
@@ -230,11 +229,11 @@ class VllmV1Axes(VllmV1Reference):
             return False
         if super()._admit(head, plan):
             return True
-        self.queue.refused(head)
+        self._order.refused(head)
         return False
 
     def wake_ns(self) -> int | None:
-        return self.queue.next_change_ns(self._view.now_ns) if self.num_unfinished else None
+        return self._order.next_change_ns(self._view.now_ns) if self.num_unfinished else None
 
     # ------------------------------------------------------------------ results
 
@@ -242,7 +241,7 @@ class VllmV1Axes(VllmV1Reference):
         num_before = row.request.num_output_tokens
         super()._take_in(row, finished, departed)
         for output in range(num_before + 1, row.request.num_output_tokens + 1):
-            self.queue.served(row.request, output)
+            self._order.served(row.request, output)
 
     @property
     def num_unfinished(self) -> int:

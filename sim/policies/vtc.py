@@ -26,7 +26,7 @@ from sim.errors import InvariantError
 from sim.kv.counted import CountedCache
 from sim.options import Count, CountOrZero, OneOf
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrder, QueueOrderOptions, Setting, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
@@ -83,7 +83,6 @@ class Vtc(Policy):
         "vtc_fair",
         "requests, KV tokens, prefill tokens",
     )
-    queue: QueueOrder
 
     def __init__(self, options: VtcOptions, limits: EngineLimits) -> None:
         self._options = options
@@ -93,6 +92,7 @@ class Vtc(Policy):
             Setting(limits.class_names, options.running_max_req_size, limits.num_gpu_blocks * limits.block_size),
         )
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
         self.reads_clock = self.queue.reads_clock
         self._num_waiting = 0
         """In the queue and not cancelled: who is cancelled there stays in it until it is at the head."""

@@ -19,7 +19,7 @@ from sim.errors import InvariantError
 from sim.kv.contiguous import ContiguousKV, Reserve
 from sim.options import Count, OneOf
 from sim.policies.base import EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrder, QueueOrderOptions, Setting, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
 from sim.queues.fcfs import FcfsOptions
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy, Chunk, SteadyRun, Step, StepShape
@@ -67,7 +67,6 @@ class WholePromptPolicy(Policy):
     """The queue, the decodes and the KV; subclasses admit, and release what ends."""
 
     Options: ClassVar[type[WholePromptOptions]]
-    queue: QueueOrder
 
     def __init__(self, options: WholePromptOptions, limits: EngineLimits) -> None:
         self._max_batch_size = options.max_batch_size
@@ -82,6 +81,7 @@ class WholePromptPolicy(Policy):
             ),
         )
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
         self.reads_clock = self.queue.reads_clock
         self._lanes = [Lane(limits.block_size) for _ in range(self.num_lanes(options))]
         self._lane = self._lanes[0]

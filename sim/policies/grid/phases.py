@@ -26,8 +26,6 @@ from sim.step import Admission, BlockedBy
 class Phases(Policy):
     """An engine's state and the phases of its steps, without the step itself."""
 
-    queue: QueueOrder
-
     def __init__(self, config: GridConfig) -> None:
         limits, num_stages = config.limits, config.num_stages
         self.config = config
@@ -47,6 +45,7 @@ class Phases(Policy):
         kv_tokens = limits.num_gpu_blocks * limits.block_size
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self.reads_clock = self.pacing.reads_clock or self.queue.reads_clock
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
