@@ -301,9 +301,17 @@ def _check_range(scenario: Scenario, steps: StepArrays, tables: Tables, levels: 
 
 def _policy(parts: Replica, cost: CostModel) -> Policy:
     scenario = parts.scenario
-    policy = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
+    cls = POLICIES.load(scenario.engine.policy, place="engine.policy", allow_imports=scenario.allows_imports)
     limits = replace(parts.limits, predictor=StepPredictor(cost.price, cost.host_ns))
-    return policy.build(scenario.engine, limits)
+    policy = cls.build(scenario.engine, limits)
+    if scenario.engine.queue_timeout_s is not None and policy.deadlines is not None:
+        raise ScenarioError(
+            "engine.queue_order.drop_late",
+            "contradicts queue_timeout_s: a wait in the queue would have two ends",
+            valid="drop_late, which ends it at the deadline, or queue_timeout_s, which ends it so long after its begin",
+            remedy="Leave one of them out.",
+        )
+    return policy
 
 
 def _turn_away_reasons(parts: Replica) -> tuple[str, ...]:

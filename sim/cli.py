@@ -267,13 +267,13 @@ def gpus(as_json: AsJson = False) -> None:
 @app.command()
 def policies(as_json: AsJson = False) -> None:
     """List the scheduling policies: what each does, whom it copies, and its options."""
-    from sim.report.catalog import engine_option_rows, policy_rows
+    from sim.report.catalog import engine_option_rows, kind_rows, policy_rows
     from sim.report.console import policies_report
 
     if as_json:
         print_json(policy_rows())
     else:
-        show(policies_report(policy_rows(), engine_option_rows()))
+        show(policies_report(policy_rows(), engine_option_rows(), kind_rows()))
 
 
 @app.command()

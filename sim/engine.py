@@ -79,6 +79,7 @@ class Engine:
         """
         self._clock = clock
         self._core = core
+        self._deadlines = core.policy.deadlines
         self._device = device or Device(cost, core.policy.num_stages)
         self._recorder = recorder
         self._aborts = aborts
@@ -120,8 +121,9 @@ class Engine:
         if self._wakeup is not None:
             self._wake()
         if self._reception.timeout_ns is not None:
-            due_ns = self._clock.now_ns + self._reception.timeout_ns
-            self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
+            self._expire_at(self._clock.now_ns + self._reception.timeout_ns, request)
+        elif self._deadlines is not None:
+            self._expire_at(max(self._deadlines.due_ns(request), self._clock.now_ns), request)
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).
@@ -158,6 +160,9 @@ class Engine:
             num_planned = foreseen.num_ended(self._clock.now_ns, "left") + 1
             used_blocks += sum(foreseen.run.num_new_blocks[:num_planned])
         return used_blocks / policy.usable_blocks
+
+    def _expire_at(self, due_ns: int, request: Request) -> None:
+        self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def _expire(self, request: Request) -> None:
         """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""

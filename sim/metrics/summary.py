@@ -274,7 +274,7 @@ TurnedAway = Annotated[
     dict[str, int],
     Field(
         description="requests that the engine itself rejected or timed out, by reason: never_fits, the kind of a door, "
-        "queue_timeout"
+        "queue_timeout (queue_timeout_s, or drop_late of the order edf)"
     ),
 ]
 

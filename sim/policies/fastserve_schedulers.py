@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from sim.kv.base import blocks_for
 from sim.kv.swapped import SwappedCache
+from sim.queues.mlfq import first_level
 from sim.request import Request
 from sim.step import BlockedBy
 
@@ -339,10 +340,7 @@ class Mlfq(Scheduler):
         shortest, longest = PROFILED_TOKENS
         num_tokens = min(max(request.prompt_tokens, shortest), longest)
         prefill_s = (options.profile_base_ms + options.profile_prefill_ms * num_tokens) / 1e3
-        level = 0
-        while QUANTUM_S * 2**level < prefill_s:
-            level += 1
-        return level
+        return first_level(prefill_s, QUANTUM_S)
 
     def _level(self, number: int) -> deque[Request]:
         while len(self._levels) <= number:

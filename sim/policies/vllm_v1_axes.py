@@ -98,7 +98,8 @@ class VllmV1Axes(VllmV1Reference):
         )
         self._pressure = options.preemption
         self.follows_arrival_order = order.is_arrival_order
-        self.reads_clock = self._pacing.reads_clock or self._pacing.reads_batch
+        self.deadlines = order if order.drops_late else None
+        self.reads_clock = self._pacing.reads_clock or self._pacing.reads_batch or order.reads_clock
         self.may_swap = options.preemption == "swap"
         self._swapped: deque[Request] = deque()
         self._cpu_blocks: dict[Request, int] = {}

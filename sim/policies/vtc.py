@@ -92,6 +92,8 @@ class Vtc(Policy):
             Setting(limits.class_names, options.running_max_req_size, limits.num_gpu_blocks * limits.block_size),
         )
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
+        self.reads_clock = self.queue.reads_clock
         self._num_waiting = 0
         """In the queue and not cancelled: who is cancelled there stays in it until it is at the head."""
         self._kv = CountedCache(limits.num_gpu_blocks, 1)

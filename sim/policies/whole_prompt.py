@@ -81,6 +81,8 @@ class WholePromptPolicy(Policy):
             ),
         )
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
+        self.reads_clock = self.queue.reads_clock
         self._lanes = [Lane(limits.block_size) for _ in range(self.num_lanes(options))]
         self._lane = self._lanes[0]
         """Whose turn it is."""

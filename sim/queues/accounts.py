@@ -16,7 +16,7 @@ from pydantic import Field
 
 from sim.options import NonNegative, Positive, by_class_index
 from sim.queues.base import QueueOrder, QueueOrderOptions, Setting
-from sim.request import Request
+from sim.request import Request, Status
 
 
 class AccountOptions(QueueOrderOptions):
@@ -24,7 +24,7 @@ class AccountOptions(QueueOrderOptions):
 
     input_price: NonNegative = Field(default=1.0, description="service of one prompt token")
     output_price: Positive = Field(default=2.0, description="service of one output token")
-    weights: dict[str, Annotated[Positive, Field(le=1e6)]] = Field(
+    weights: dict[str, Annotated[Positive, Field(ge=1e-6, le=1e6)]] = Field(
         default_factory=dict, description="share of service by request class; others have 1"
     )
 
@@ -85,13 +85,17 @@ class AccountOrder(QueueOrder):
 
     def take(self, request: Request, now_ns: int) -> None:
         account = self._account(request)
-        self.remove(request)
+        self._leave_queue(request)
         self._settle(account)
         account.balance += self._admission_price(request, account)
 
     def remove(self, request: Request) -> None:
-        del self._account(request).queue[request]
-        self._size -= 1
+        """One that was preempted owes its prompt again: there will be no other admission that it is charged at."""
+        self._leave_queue(request)
+        if request.status is Status.PREEMPTED:
+            account = self._account(request)
+            self._settle(account)
+            account.balance += self._prompt_price(request, account)
 
     def __len__(self) -> int:
         return self._size
@@ -148,7 +152,14 @@ class AccountOrder(QueueOrder):
     def _returns(self, account: Account) -> None:
         """A client that had nobody in its queue has now: its account may be adjusted."""
 
+    def _leave_queue(self, request: Request) -> None:
+        del self._account(request).queue[request]
+        self._size -= 1
+
     def _admission_price(self, request: Request, account: Account) -> float:
+        return self._prompt_price(request, account)
+
+    def _prompt_price(self, request: Request, account: Account) -> float:
         return request.prompt_tokens * self._input_price / account.weight
 
     def _token_price(self, request: Request, account: Account, output: int) -> float:

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field
 
-from sim.errors import ScenarioError
+from sim.errors import InvariantError, ScenarioError
 from sim.options import Options
 from sim.registry import Registry
 from sim.request import Request
@@ -42,6 +42,11 @@ class QueueOrder(ABC):
     Options: ClassVar[type[QueueOrderOptions]]
     is_arrival_order: ClassVar[bool] = False
     """Whether an earlier arrival is always ahead of a later one, but for requests that were put back."""
+    reads_clock: bool = False
+    """Whether who is next, or is turned away, depends on how long steps take."""
+
+    drops_late: bool = False
+    """Whether who has not been admitted at its `due_ns` is turned away then, which is the engine's matter."""
 
     @property
     def leaves_no_trace(self) -> bool:
@@ -115,6 +120,10 @@ class QueueOrder(ABC):
     def released(self, request: Request, num_outputs: int) -> None:  # noqa: B027  # most orders charge nobody
         """An admitted request, which does not decode any more, is over with so many outputs."""
 
+    def due_ns(self, request: Request) -> int:
+        """When a request that was not admitted before is turned away, in an order that `drops_late`. Pure."""
+        raise InvariantError(f"{type(self).__name__} has no deadlines")
+
     def next_change_ns(self, now_ns: int) -> int | None:
         """When the head may change although nobody comes, goes or is served; None: never. Pure."""
         return None
@@ -131,6 +140,7 @@ QUEUE_ORDERS: Registry[QueueOrder] = Registry(
         "srpt": "sim.queues.shortest:ShortestRemaining",
         "edf": "sim.queues.edf:EarliestDeadline",
         "quotas": "sim.queues.quotas:Quotas",
+        "mlfq": "sim.queues.mlfq:Mlfq",
         "triton": "sim.queues.triton:Triton",
         "vtc": "sim.queues.vtc:Vtc",
         "vtc_fair": "sim.queues.vtc:VtcFair",

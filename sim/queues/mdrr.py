@@ -9,10 +9,11 @@ Source: VTC-artifact @192c2e2, `mdrr_req_queue.py` (there the quantum is a twent
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from copy import copy
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,12 +22,17 @@ from sim.queues.accounts import Account, AccountOptions, AccountOrder
 from sim.queues.base import Setting
 from sim.request import Request
 
+MANY_ROUNDS = 50
+"""In which debts are paid off at once: sums round otherwise than one by one."""
+
 
 class MdrrOptions(AccountOptions):
     """What it can be told."""
 
     kind: Literal["mdrr_fair"] = Field(description="deficit round robin over request classes")
-    quantum: Positive = Field(default=1000.0, description="service that a client may get at its turn")
+    quantum: Annotated[Positive, Field(ge=1e-6)] = Field(
+        default=1000.0, description="service that a client may get at its turn"
+    )
 
 
 class MdrrFair(AccountOrder):
@@ -54,10 +60,15 @@ class MdrrFair(AccountOrder):
 
     def head(self, now_ns: int) -> Request | None:
         """Moves on to the client whose turn it is, and grants quanta on the way."""
+        num_turns = 0
         while account := self._current or self._next_turn():
             if self._debt(account) < 0 and account.queue:
                 return next(iter(account.queue))
             self._end_turn(account)
+            num_turns += 1
+            if num_turns > len(self._turns):
+                self._skip_rounds()
+                num_turns = 0
         return None
 
     def refused(self, request: Request) -> None:
@@ -105,6 +116,22 @@ class MdrrFair(AccountOrder):
             self._current = account
             return account
         return None
+
+    def _skip_rounds(self) -> None:
+        """Grant at once what many rounds would in which everybody's turn passes, as where prices dwarf the quantum."""
+        rounds = [(account, self._rounds_without_end(account)) for account in self._turns]
+        until_somebody_is_next = [number for account, number in rounds if account.queue]
+        most = (
+            min(until_somebody_is_next) if until_somebody_is_next else max([number for _, number in rounds], default=0)
+        )
+        if most >= MANY_ROUNDS:
+            for account, number in rounds:
+                account.balance -= min(most, number) * self._quantum
+
+    def _rounds_without_end(self, account: Account) -> int:
+        """In which it is granted a quantum and neither is next after that nor has nothing more to pay off."""
+        quanta = self._debt(account) / self._quantum
+        return max(0, math.floor(quanta) if account.queue else math.ceil(quanta) - 1)
 
     def _end_turn(self, account: Account) -> None:
         if account.queue or self._debt(account) > 0:

@@ -12,6 +12,7 @@ their floor come first, and among them, as among the others, the one whose oldes
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, Self
@@ -22,6 +23,9 @@ from pydantic_core import PydanticCustomError
 from sim.options import Options, Share, by_class_index
 from sim.queues.base import QueueOrder, QueueOrderOptions, Setting
 from sim.request import Request
+
+ROUNDING = 1e-6
+"""More than what a share times a whole is off by, and less than what a share could mean."""
 
 
 class QuotaOptions(Options):
@@ -73,8 +77,8 @@ class Resource:
 
     def __init__(self, whole: int, quotas: dict[int, QuotaOptions]) -> None:
         self.whole = whole
-        self.floors = {index: int(quota.floor * whole) for index, quota in quotas.items()}
-        self.ceilings = {index: int(quota.ceiling * whole) for index, quota in quotas.items()}
+        self.floors = {index: _part(quota.floor, whole) for index, quota in quotas.items()}
+        self.ceilings = {index: _part(quota.ceiling, whole) for index, quota in quotas.items()}
         self.used: dict[int, int] = {}
 
     def lacks_to_floor(self, index: int) -> int:
@@ -169,6 +173,11 @@ class Quotas(QueueOrder):
     def _count(self, request: Request, sign: int) -> None:
         for resource, amount in ((self._slots, 1), (self._kv, _kv_tokens(request))):
             resource.used[request.class_index] = resource.used.get(request.class_index, 0) + sign * amount
+
+
+def _part(share: float, whole: int) -> int:
+    """Rounded down, but 0.29 of 100 is 29, although the nearest binary fraction gives less."""
+    return math.floor(share * whole + ROUNDING)
 
 
 def _kv_tokens(request: Request) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,7 +32,9 @@ class TritonOptions(QueueOrderOptions):
     default_timeout_ms: NonNegative = Field(
         default=0.0, le=1e12, description="wait after which a request goes behind the others of its level; 0: never"
     )
-    timeout_ms_by_level: dict[int, NonNegative] = Field(default_factory=dict, description="the same for single levels")
+    timeout_ms_by_level: dict[int, Annotated[NonNegative, Field(le=1e12)]] = Field(
+        default_factory=dict, description="the same for single levels"
+    )
 
     @model_validator(mode="after")
     def _levels_exist(self) -> Self:
@@ -92,8 +94,7 @@ class Triton(QueueOrder):
         level.in_time.move_to_end(request, last=False)
 
     def head(self, now_ns: int) -> Request | None:
-        for level in self._levels:
-            level.expire(now_ns)
+        self._expire(now_ns)
         return next(iter(self), None)
 
     def take(self, request: Request, now_ns: int) -> None:
@@ -110,12 +111,17 @@ class Triton(QueueOrder):
         return (request for level in self._levels for queue in (level.in_time, level.delayed) for request in queue)
 
     def next_change_ns(self, now_ns: int) -> int | None:
+        self._expire(now_ns)
         times_ns = [
             next(iter(level.in_time)).queued_ns + level.timeout_ns
             for level in self._levels
             if level.timeout_ns and level.in_time
         ]
         return min(times_ns, default=None)
+
+    def _expire(self, now_ns: int) -> None:
+        for level in self._levels:
+            level.expire(now_ns)
 
     def _level(self, request: Request) -> Level:
         number = request.priority or self._default

@@ -74,7 +74,8 @@ class VtcFair(LcfFair):
 
     def __init__(self, options: AccountOptions, setting: Setting) -> None:
         super().__init__(options, setting)
-        self.has_one_price = getattr(options, "cost_func", "linear") == "linear"
+        self._is_measured = getattr(options, "cost_func", "linear") == "profile"
+        self.has_one_price = not self._is_measured
 
     def _returns(self, account: Account) -> None:
         others = [other for other in self._accounts.values() if other.queue and other is not account]
@@ -84,13 +85,13 @@ class VtcFair(LcfFair):
             self._settle(account)
             account.balance = max(account.balance, min(other.balance for other in others))
 
-    def _admission_price(self, request: Request, account: Account) -> float:
-        if self.has_one_price:
-            return super()._admission_price(request, account)
+    def _prompt_price(self, request: Request, account: Account) -> float:
+        if not self._is_measured:
+            return super()._prompt_price(request, account)
         return _measured_cost(request.prompt_tokens, 0) / account.weight
 
     def _token_price(self, request: Request, account: Account, output: int) -> float:
-        if self.has_one_price:
+        if not self._is_measured:
             return super()._token_price(request, account, output)
         prompt = request.prompt_tokens
         return (_measured_cost(prompt, output) - _measured_cost(prompt, output - 1)) / account.weight
@@ -105,8 +106,8 @@ class Vtc(VtcFair):
         super().__init__(options, setting)
         self._last_to_leave: Account | None = None
 
-    def remove(self, request: Request) -> None:
-        super().remove(request)
+    def _leave_queue(self, request: Request) -> None:
+        super()._leave_queue(request)
         account = self._account(request)
         if not account.queue:
             self._last_to_leave = account

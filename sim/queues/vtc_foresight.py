@@ -42,6 +42,8 @@ class VtcOracle(VtcFair):
         self.has_one_price = False
         self._predicted: dict[Request, float] = {}
         """Of those that were admitted and are not over."""
+        self._num_charged: dict[Request, int] = {}
+        """Outputs of those that were preempted, for which their next admission is not to charge again."""
 
     def predict(self, request: Request) -> float:
         """Outputs that its admission is charged for."""
@@ -51,8 +53,20 @@ class VtcOracle(VtcFair):
         self._predicted.setdefault(request, self.predict(request))
         super().take(request, now_ns)
 
+    def put_back(self, request: Request, now_ns: int) -> None:
+        """What it got stays charged, so that nothing is free if its client leaves before it is admitted again."""
+        if request in self._predicted:
+            self._num_charged[request] = request.num_output_tokens
+        super().put_back(request, now_ns)
+
+    def remove(self, request: Request) -> None:
+        super().remove(request)
+        self._predicted.pop(request, None)
+        self._num_charged.pop(request, None)
+
     def released(self, request: Request, num_outputs: int) -> None:
         predicted = self._predicted.pop(request)
+        self._num_charged.pop(request, None)
         if num_outputs < predicted:
             account = self._account(request)
             account.balance -= self._output_price * (predicted - num_outputs) / account.weight
@@ -60,6 +74,7 @@ class VtcOracle(VtcFair):
     def _admission_price(self, request: Request, account: Account) -> float:
         predicted = self._predicted.get(request)
         num_outputs = self.predict(request) if predicted is None else predicted
+        num_outputs = max(0.0, num_outputs - self._num_charged.get(request, 0))
         return (request.prompt_tokens * self._input_price + num_outputs * self._output_price) / account.weight
 
     def _token_price(self, request: Request, account: Account, output: int) -> float:

@@ -6,9 +6,14 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from sim.doors.base import DOORS
 from sim.gpu import gpus
 from sim.model import models
+from sim.options import Options
 from sim.policies.base import POLICIES, EngineOptions, Policy
+from sim.policies.grid.pacing import PACINGS
+from sim.queues.base import QUEUE_ORDERS
+from sim.registry import Registry
 
 GIB = 2**30
 
@@ -69,7 +74,23 @@ def engine_option_rows() -> list[dict[str, Any]]:
     return [row for row in _option_rows(EngineOptions) if row["option"] != "policy"]
 
 
-def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | None = None) -> list[dict[str, Any]]:
+def kind_rows() -> dict[str, list[dict[str, Any]]]:
+    """What the options that name a kind can be, by the option: a row per kind, and one for each option of its own."""
+    families: dict[str, Registry[Any]] = {
+        "queue_order": QUEUE_ORDERS,
+        "prefill_pacing": PACINGS,
+        "admission_control": DOORS,
+    }
+    return {option: [row for kind in family for row in _rows_of(kind, family)] for option, family in families.items()}
+
+
+def _rows_of(kind: str, family: Registry[Any]) -> list[dict[str, Any]]:
+    rows = {row["option"]: row for row in _option_rows(family.load(kind).Options)}
+    head = {"kind": kind, "option": "", "default": "", "meaning": rows.pop("kind")["meaning"]}
+    return [head, *({"kind": "", **row} for row in rows.values())]
+
+
+def _option_rows(options: type[Options], beyond: type[Options] | None = None) -> list[dict[str, Any]]:
     known = beyond.model_fields if beyond else ()
     return [
         {"option": name, "default": _default(field), "meaning": field.description}
@@ -79,10 +100,10 @@ def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | Non
 
 
 def _default(field: FieldInfo) -> Any:
-    """What an option is if nothing is said: for options of their own their kind, for an empty list nothing."""
+    """What an option is if nothing is said: for options of their own their kind, for an empty list or table nothing."""
     if field.is_required():
         return None
     default = field.get_default(call_default_factory=True)
-    if isinstance(default, tuple):
+    if isinstance(default, (tuple, dict)):
         return ", ".join(map(str, default)) or None
     return getattr(default, "kind", default)

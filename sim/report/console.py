@@ -77,9 +77,14 @@ _AXES = {
 
 
 def policies_report(
-    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
+    policies: Sequence[Mapping[str, Any]],
+    engine_options: Sequence[Mapping[str, Any]],
+    kinds: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> Iterator[RenderableType]:
-    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options."""
+    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options.
+
+    `kinds`: what those options can be that name a kind.
+    """
     yield from grid_report(policies)
     for row in policies:
         yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
@@ -87,6 +92,9 @@ def policies_report(
         yield rows_table("", row["options"])
         yield ""
     yield rows_table("options of every policy", engine_options)
+    for option, rows in kinds.items():
+        yield ""
+        yield rows_table(f"kinds of {option}", rows)
 
 
 def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

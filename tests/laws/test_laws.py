@@ -23,6 +23,7 @@ from sim.metrics.latency import request_latencies
 from sim.metrics.shares import work_shares
 from sim.metrics.tokens import TokenTimes
 from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
+from sim.reception import NEVER_FITS
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
 from sim.workload.base import ClientPool, Traffic
@@ -33,6 +34,16 @@ NUM_SLOTS = 4
 TOKEN_BUDGET = 32
 AGE_S = 0.01
 HALF = {"slots": {"floor": 0.5}, "kv": {"floor": 0.5}}
+DROPS_LATE = {"kind": "edf", "ttft_ms": 25.0, "drop_late": True}
+STARVES_S = 0.02
+LEVELS = {
+    "kind": "mlfq",
+    "skip_join": True,
+    "quantum_ms": 3.0,
+    "profile_base_ms": 1.0,
+    "profile_prefill_ms": 0.3,
+    "starvation_threshold_s": STARVES_S,
+}
 NOISY = {"kind": "lognormal", "sigma": 0.5}
 PREDICTED_ITL = {"kind": "predicted_itl", "max_itl_ms": 1.19, "lookahead_tokens": 3}
 """By `COST` two requests always meet it together, three while their contexts are short, four never."""
@@ -56,6 +67,8 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+        "drops late": {"max_batch_size": NUM_SLOTS, "queue_order": DROPS_LATE},
+        "levels": {"max_batch_size": NUM_SLOTS, "queue_order": LEVELS},
         "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
         "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
         "true length, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "output_tokens", "allocator": "buddy"},
@@ -74,6 +87,7 @@ VARIANTS = {
         "swap": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "swap", "num_cpu_blocks": 100},
         "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
         "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
+        "levels": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "queue_order": LEVELS},
     },
     "sarathi-vllm": {
         "predicted ITL": {
@@ -189,6 +203,18 @@ VARIANTS = {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
             "prefill_pacing": PREDICTED_ITL,
+        },
+        "levels": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "queue_order": LEVELS,
+        },
+        "drops late": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "queue_order": DROPS_LATE,
         },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
@@ -345,16 +371,20 @@ class Run:
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])
 
 
-def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
+def policy_of(name, options, num_gpu_blocks, class_names, cost=COST):
     cls = POLICIES.load(name)
     by_token = cls.Options.model_fields["block_size"].default == 1
     block_size = 1 if by_token else BLOCK_SIZE
-    limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
-    own_cost = Linear(cost)
-    limits = replace(limits, predictor=StepPredictor(own_cost.price, own_cost.host_ns))
-    policy = cls.build(cls.Options(policy=name, **options), limits)
+    limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, class_names)
+    predicts = Linear(cost)
+    limits = replace(limits, predictor=StepPredictor(predicts.price, predicts.host_ns))
+    return cls.build(cls.Options(policy=name, **options), limits)
+
+
+def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
+    policy = policy_of(name, options, num_gpu_blocks, traffic.class_names, cost)
     clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), own_cost, recorder, aborts=aborts, macro_steps=macro_steps)
+    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -371,7 +401,16 @@ def run_of(case, pool, traffic, aborts=True):
     return simulate(case[0], options_of(case), POOLS[pool], TRAFFIC[traffic], aborts=aborts)
 
 
-every_case = pytest.mark.parametrize("case", CASES, ids=[": ".join(case) for case in CASES])
+def each_of(cases):
+    return pytest.mark.parametrize("case", cases, ids=[": ".join(case) for case in cases])
+
+
+def cases_whose_policy(applies):
+    """Those that a law is about which holds for some policies only, so that the others need not be skipped."""
+    return [case for case in CASES if applies(policy_of(case[0], options_of(case), POOLS["ample"], ("all",)))]
+
+
+every_case = each_of(CASES)
 every_pool = pytest.mark.parametrize("pool", POOLS)
 every_traffic = pytest.mark.parametrize("traffic", TRAFFIC)
 abort_or_not = pytest.mark.parametrize("aborts", [True, False], ids=["aborts", "computes on"])
@@ -561,11 +600,16 @@ def test_each_decode_row_is_somebodys_token_or_padding(case, pool, traffic):
             assert np.array_equal(num_streams, rows)
 
 
-@everywhere
+IN_ORDER_OF_ARRIVAL = cases_whose_policy(lambda policy: policy.follows_arrival_order)
+TIMELESS = cases_whose_policy(lambda policy: not policy.reads_clock)
+"""They decide alike however long steps take."""
+
+
+@each_of(IN_ORDER_OF_ARRIVAL)
+@every_pool
+@every_traffic
 def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
     run = run_of(case, pool, traffic)
-    if not run.policy.follows_arrival_order:
-        pytest.skip("this policy has an order of its own")
     requests = run.tables.requests
     admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
     by_queue = admitted[np.lexsort((admitted, requests["queued_ns"][admitted]))]
@@ -573,21 +617,61 @@ def test_nobody_is_admitted_before_an_earlier_one(case, pool, traffic):
     assert (order[:-1] <= order[1:]).all()
 
 
-AGING = [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == "priority_aging"]
+def cases_with_order(kind):
+    return [case for case in CASES if options_of(case).get("queue_order", {}).get("kind") == kind]
 
 
-@pytest.mark.parametrize("case", AGING, ids=[": ".join(case) for case in AGING])
+def first_admissions(run):
+    """Of those who were admitted: their rows, when that was planned, and who of them (column) passed whom (row)."""
+    requests = run.tables.requests
+    rows = np.flatnonzero(requests["admitted_iteration"] != NEVER)
+    iteration = requests["admitted_iteration"][rows]
+    planned_ns = requests["admitted_ns"][rows] - run.tables.iterations["host_ns"][iteration]
+    return rows, planned_ns, (iteration[:, None] > iteration) & (requests["queued_ns"][rows][:, None] < planned_ns)
+
+
+@each_of(cases_with_order("mlfq"))
+@every_pool
+@every_traffic
+def test_who_starves_is_admitted_first_and_then_who_is_in_the_highest_level(case, pool, traffic):
+    """By first admissions: among those who starve, and within a level, earlier ones are not passed."""
+    run = run_of(case, pool, traffic)
+    requests = run.tables.requests
+    rows, planned_ns, is_passed = first_admissions(run)
+    prefill_ms = LEVELS["profile_base_ms"] + LEVELS["profile_prefill_ms"] * requests["prompt_tokens"][rows]
+    level = np.maximum(0, np.ceil(np.log2(prefill_ms / LEVELS["quantum_ms"])))
+    queued_ns = requests["queued_ns"][rows]
+    starves = (planned_ns - queued_ns[:, None] >= to_ns(STARVES_S)) & (level[:, None] > 0)
+    age, rank = (np.argsort(np.lexsort((rows, queued_ns, *keys))) for keys in ((), (level,)))
+    may_pass = np.where(starves, age < age[:, None], rank < rank[:, None])
+    may_pass = np.where(starves == starves.diagonal(), may_pass, starves.diagonal())
+    assert may_pass[is_passed].all()
+
+
+@each_of([case for case in cases_with_order("edf") if options_of(case)["queue_order"] == DROPS_LATE])
+@every_pool
+@every_traffic
+def test_who_is_not_admitted_when_it_is_due_is_turned_away_then(case, pool, traffic):
+    requests = run_of(case, pool, traffic).tables.requests
+    due_ns = requests["arrival_ns"] + to_ns(DROPS_LATE["ttft_ms"] / 1000)
+    admitted, dropped = requests["admitted_ns"] != NEVER, requests["turned_away_by"] > NEVER_FITS
+    planned_by_ns = due_ns + to_ns(COST.host_us / 1e6)
+    assert (requests["admitted_ns"] < planned_by_ns)[admitted].all()
+    assert (requests["outcome"][dropped] == Outcome.TIMED_OUT).all()
+    assert not (admitted & dropped).any()
+    dropped_ns = np.maximum(due_ns, requests["queued_ns"])[dropped]
+    assert np.array_equal(requests["cancelled_ns"][dropped], dropped_ns)
+
+
+@each_of(cases_with_order("priority_aging"))
 @every_pool
 @every_traffic
 def test_with_aging_nobody_waits_for_those_who_come_much_later(case, pool, traffic):
     """Whoever is passed had been there for less than the age of the difference in priority."""
     run = run_of(case, pool, traffic)
     requests, priority = run.tables.requests, run.traffic.priority[run.rows]
-    admitted = np.flatnonzero(requests["admitted_iteration"] != NEVER)
-    iteration, arrival_ns = requests["admitted_iteration"][admitted], requests["arrival_ns"][admitted]
-    queued_ns, levels = requests["queued_ns"][admitted], priority[admitted]
-    planned_ns = requests["admitted_ns"][admitted] - run.tables.iterations["host_ns"][iteration]
-    is_passed = (iteration[:, None] > iteration) & (queued_ns[:, None] < planned_ns)
+    admitted, _, is_passed = first_admissions(run)
+    arrival_ns, levels = requests["arrival_ns"][admitted], priority[admitted]
     head_start_ns = arrival_ns - arrival_ns[:, None]
     allowed_ns = (levels[:, None] - levels) * to_ns(AGE_S)
     assert (head_start_ns <= allowed_ns)[is_passed & (requests["num_preemptions"][admitted] == 0)[:, None]].all()
@@ -682,14 +766,12 @@ def makespan_ns(run):
     return int(run.tables.iterations["end_ns"][-1])
 
 
-@every_case
+@each_of(TIMELESS)
 @every_pool
 @pytest.mark.parametrize("cheaper", CHEAPER, ids=[" ".join(cheaper) for cheaper in CHEAPER])
 def test_cheaper_steps_never_finish_later(case, pool, cheaper):
     # At most the first plan reads the clock: everybody has arrived, and a batch that is full waits for nobody.
     run = run_of(case, pool, "all at 0")
-    if run.policy.reads_clock:
-        pytest.skip("this policy decides by how long steps take")
     cost = COST.model_copy(update=cheaper)
     faster = simulate(case[0], options_of(case), POOLS[pool], TRAFFIC["all at 0"], cost=cost)
     assert makespan_ns(faster) < makespan_ns(run)
@@ -703,8 +785,11 @@ OTHER_STEPS = [
     ("vllm-v0", "predicted ITL"),
     ("sarathi-vllm", "predicted ITL"),
     ("vllm-v1", "predicted ITL, async"),
+    ("orca", "drops late"),
+    ("vllm-v1", "drops late"),
 ]
-"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force or small."""
+"""Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force or small, or
+late requests are turned away."""
 SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
 
 

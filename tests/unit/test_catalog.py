@@ -2,9 +2,12 @@
 
 import json
 
+from sim.doors.base import DOORS
 from sim.policies.base import POLICIES
+from sim.policies.grid.pacing import PACINGS
 from sim.policies.vllm_v1_config import VERSIONS
-from sim.report.catalog import engine_option_rows, policy_rows
+from sim.queues.base import QUEUE_ORDERS
+from sim.report.catalog import engine_option_rows, kind_rows, policy_rows
 
 
 def test_every_policy_says_what_it_does_whom_it_copies_and_what_proves_it():
@@ -29,6 +32,34 @@ def test_options_have_defaults_and_each_stands_once():
     common = [row["option"] for row in engine_option_rows()]
     assert common[:2] == ["max_model_len", "block_size"]
     assert not {row["option"] for row in vllm["options"]} & {*common, "policy"}
+
+
+def test_every_kind_of_queue_order_door_and_pacing_has_its_options():
+    kinds = kind_rows()
+    families = {"queue_order": QUEUE_ORDERS, "prefill_pacing": PACINGS, "admission_control": DOORS}
+    assert {option: [row["kind"] for row in rows if row["kind"]] for option, rows in kinds.items()} == {
+        option: list(family) for option, family in families.items()
+    }
+    orders = kinds["queue_order"]
+    first = next(i for i, row in enumerate(orders) if row["kind"] == "edf")
+    assert orders[first : first + 4] == [
+        {"kind": "edf", "option": "", "default": "", "meaning": "the earliest deadline first"},
+        {
+            "kind": "",
+            "option": "ttft_ms",
+            "default": 1000.0,
+            "meaning": "time to first token that a request is due, milliseconds",
+        },
+        {"kind": "", "option": "by_class", "default": None, "meaning": "the same for single request classes"},
+        {
+            "kind": "",
+            "option": "drop_late",
+            "default": False,
+            "meaning": "turn away who has not been admitted when its first token is due",
+        },
+    ]
+    assert all(row["meaning"] for rows in kinds.values() for row in rows)
+    json.dumps(kinds)
 
 
 def test_defaults_are_plain_data():

@@ -45,8 +45,9 @@ class Phases(Policy):
         kv_tokens = limits.num_gpu_blocks * limits.block_size
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self.follows_arrival_order = self.queue.is_arrival_order
+        self.deadlines = self.queue if self.queue.drops_late else None
         self.pacing = build_pacing(config.pacing, limits.predictor, plans_ahead=False, num_stages=num_stages)
-        self.reads_clock = self.pacing.reads_clock or self.pacing.reads_batch
+        self.reads_clock = self.pacing.reads_clock or self.pacing.reads_batch or self.queue.reads_clock
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
         self._must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
@@ -345,9 +346,11 @@ class Phases(Policy):
         queue, now_ns = self.queue, draft.now_ns
         if type(queue).begin_admission is not QueueOrder.begin_admission:
             return None
-        head = queue.head(now_ns)
+        if not len(queue):
+            return BlockedBy.NOTHING
+        head = queue.head(now_ns) if queue.leaves_no_trace else None
         if head is None:
-            return None if queue else BlockedBy.NOTHING
+            return None
         num_tokens = self.tokens_for(head, draft)
         is_certain = self.pacing.is_steady and queue.next_change_ns(now_ns) is None
         if not is_certain or self.is_hopeless(head, num_tokens):

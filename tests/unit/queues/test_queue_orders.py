@@ -184,14 +184,6 @@ def test_errors_of_predictions_are_as_large_as_they_say_and_the_same_every_time(
     assert 650 < named[100] < 750
 
 
-def test_the_earliest_deadline_depends_on_the_class():
-    order = queue("edf", Setting(("chat", "batch")), ttft_ms=500.0, by_class={"batch": 10_000.0})
-    rows = [(1, 0), (0, 9_400), (1, 100), (0, 9_600)]  # class, arrival in ms
-    for index, (class_index, arrival_ms) in enumerate(rows):
-        order.add(request(index, class_index=class_index, arrival_ns=arrival_ms * 10**6), 0)
-    assert served(order) == [1, 0, 2, 3]
-
-
 CLASSES = ("chat", "batch")
 
 
@@ -232,6 +224,14 @@ def test_a_floor_is_kept_for_its_class_and_a_ceiling_is_not_exceeded():
     order = quotas(classes={"batch": {"slots": {"ceiling": 0.4}}})
     flood(order, num_chat=2)
     assert by_class(admit(order)) == {"chat": 2, "batch": 4}
+
+
+@pytest.mark.parametrize(("share", "part"), [(0.29, 29), (0.57, 57), (0.299, 29), (0.0, 0), (1.0, 100)])
+def test_a_floor_is_the_part_that_its_decimal_fraction_says(share, part):
+    order = quotas(num_slots=100, kv_tokens=10**6, classes={"chat": {"slots": {"floor": share}}})
+    flood(order, num_chat=100, num_batch=100)
+    expected = {"chat": part, "batch": 100 - part}
+    assert by_class(admit(order, 100)) == {name: number for name, number in expected.items() if number}
 
 
 def test_kv_has_quotas_of_its_own():
@@ -283,7 +283,12 @@ def test_a_request_that_is_larger_than_its_ceiling_runs_alone_in_its_class():
             {"kind": "quotas", "classes": {"a": {"kv": {"floor": 0.7, "ceiling": 0.5}}}},
             "the floor 0.7 is above the ceiling 0.5",
         ),
-        ({"kind": "vtc", "weights": {"a": -1.0}}, "Input should be greater than 0"),
+        ({"kind": "vtc", "weights": {"a": -1.0}}, "Input should be greater than"),
+        ({"kind": "vtc", "weights": {"a": 1e-320}}, "Input should be greater than or equal to 0.000001"),
+        ({"kind": "mdrr_fair", "quantum": 1e-320}, "Input should be greater than or equal to 0.000001"),
+        ({"kind": "triton", "timeout_ms_by_level": {1: 1e14}}, "Input should be less than or equal to 1000000000000"),
+        ({"kind": "edf", "by_class": {"a": 1e14}}, "Input should be less than or equal to 1000000000000"),
+        ({"kind": "mlfq", "quantum_ms": 1e-6}, "Input should be greater than or equal to 0.001"),
         ({"kind": "sjf", "prediction": {"kind": "bucket", "edges": [9, 5]}}, "the edges [9, 5] do not rise"),
         ({"kind": "priority_aging", "age_s": 0.0}, "Input should be greater than 0"),
         ({"kind": "fifo"}, "unknown queue order 'fifo'; known: fcfs, priority, "),
@@ -293,6 +298,16 @@ def test_options_that_make_no_sense_are_refused(queue_order, message):
     with pytest.raises(ValidationError) as caught:
         Vtc.Options.model_validate({"policy": "vtc", "queue_order": queue_order})
     assert next(error["msg"] for error in caught.value.errors()).startswith(message)
+
+
+def test_the_next_change_of_tritons_levels_is_never_in_the_past():
+    order = queue("triton", priority_levels=2, default_timeout_ms=1.0)
+    for index, (priority, queued_ns) in enumerate([(1, 0), (2, 400_000), (1, 900_000)]):
+        new = request(index, priority=priority)
+        new.queued_ns = queued_ns
+        order.add(new, queued_ns)
+    times_ns = (0, 999_999, 1_000_000, 1_500_000, 1_900_000)
+    assert [order.next_change_ns(now_ns) for now_ns in times_ns] == [1_000_000, 1_000_000, 1_400_000, 1_900_000, None]
 
 
 @pytest.mark.parametrize(
