@@ -139,6 +139,10 @@ class Engine:
             self._cancels.append(request)
             self._wake()
 
+    def look_again(self) -> None:
+        """There may be something to plan now, for its queue is filled from outside. Ends its sleep, if it sleeps."""
+        self._wake()
+
     @property
     def num_waiting(self) -> int:
         """Requests in its waiting queue, those that it has not looked at included."""

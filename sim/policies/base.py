@@ -218,6 +218,14 @@ class Policy(ABC):
     def usable_blocks(self) -> int:
         """KV blocks that requests can hold at most."""
 
+    def share_queue(self, other: Policy) -> bool:
+        """Wait for requests in the queue of `other` from now on. Both are fresh, and alike but for what they run on.
+
+        Whatever one of them adds, both may admit, and both count as waiting. False, and nothing changed, where a
+        policy or its queue order cannot be one of several.
+        """
+        return False
+
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         """The next plans, at most `max_steps`, if all they do for certain is to let the same requests decode. Pure.
 
