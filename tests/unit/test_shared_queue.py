@@ -13,12 +13,14 @@ from sim.doors.queue_limit import QueueLimitOptions
 from sim.engine import Engine
 from sim.errors import InvariantError, ScenarioError
 from sim.metrics.replicas import merge_tables
+from sim.planning.explain import explain
 from sim.policies.base import EngineLimits
 from sim.policies.static import StaticBatching, StaticOptions
 from sim.reception import Reception
 from sim.record import Recorder
 from sim.request import NEVER, Outcome
 from sim.routing.shared_queue import SharedQueueRouting
+from sim.scenario import parse_scenario
 from sim.shared_queue import SharedQueue, Taker
 from sim.step import BlockedBy
 from tests.laws.test_fleets import same
@@ -196,6 +198,11 @@ def test_figures_of_instances_are_those_of_a_fleet():
         assert np.array_equal(sum(replica.ttft_causes.parts.values()), replica.ttft_causes.values_ns)
     again = run(results.facts.provenance["scenario"])
     assert same(again.tables, results.tables)
+
+
+def test_explain_says_that_each_instance_has_a_pool_of_its_own():
+    verdict = explain(parse_scenario(SCENARIO))["at_once"]["verdict"]
+    assert verdict.endswith(", on each of 3 replicas with a KV cache of its own")
 
 
 @pytest.mark.parametrize(
