@@ -15,6 +15,7 @@ from sim.clients import Clients, Server
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
+from sim.cost.in_passes import InPasses
 from sim.cost.sped_up import SpedUp
 from sim.cost.swapping import Swapping
 from sim.device import Device
@@ -29,6 +30,7 @@ from sim.metrics.load import step_arrays
 from sim.metrics.replicas import merge_prices, merge_tables
 from sim.metrics.shares import work_shares
 from sim.model import load_model
+from sim.pass_record import PassRecorder
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.provenance import provenance
 from sim.reception import Reception, reason_names
@@ -185,6 +187,8 @@ def _machines(
     machines: list[_Machine] = []
     for own in parts:
         policy, cost, recorder = _policy(own), costs[id(own)], Recorder()
+        if policy.runs_in_passes:
+            cost, recorder = InPasses(cost), PassRecorder()
         if policy.may_swap:
             cost = Swapping(cost, own.limits.block_bytes, own.target.gpu)
         aborts = own.scenario.engine.abort_on_disconnect

@@ -137,6 +137,8 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    runs_in_passes: bool = False
+    """Whether an iteration runs as several passes, one after the other: the shapes of its steps are `PassesShape`s."""
     may_swap: bool = False
     """Whether steps may move blocks between GPU and host memory."""
     longest_overrun: int = 0

@@ -32,6 +32,7 @@ from tests.laws.test_laws import (
     TOKEN_BUDGET,
     TRAFFIC,
     VARIANTS,
+    priced,
     simulate,
 )
 
@@ -161,11 +162,12 @@ def run_instances(case, traffic, num_replicas=2, until_ns=None):
     cls, options = POLICIES.load(case[0]), VARIANTS[case[0]][case[1]]
     limits = EngineLimits(MAX_MODEL_LEN, BLOCK_SIZE, POOLS["tight"], requests.class_names)
     for _ in range(num_replicas):
-        policy, recorder = cls.build(cls.Options(policy=case[0], **options), limits), Recorder()
+        policy = cls.build(cls.Options(policy=case[0], **options), limits)
+        model, recorder = priced(policy)
         engine = Engine(
             clock,
             EngineCore(policy),
-            Linear(COST),
+            model,
             recorder,
             macro_steps=False,
             shares_clock=True,
@@ -236,7 +238,7 @@ def test_causes_of_instances_add_up_to_the_latency(case, traffic):
         if not policy.streams_answers:
             rows = rows[requests["finished_ns"][rows] != NEVER]
         ttft_ns = requests["first_token_ns" if policy.streams_answers else "released_ns"] - requests["arrival_ns"]
-        parts = Causes(tables, work_shares(tables, Linear(COST))).ttft(rows, policy.streams_answers)
+        parts = Causes(tables, work_shares(tables, priced(policy)[0])).ttft(rows, policy.streams_answers)
         assert np.array_equal(sum(parts.values(), np.zeros(len(rows), dtype=np.int64)), ttft_ns[rows])
         assert all((part >= 0).all() for part in parts.values())
 

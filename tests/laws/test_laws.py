@@ -16,12 +16,14 @@ import pytest
 from sim.clients import Clients
 from sim.clock import NS_PER_MS, Clock, to_ns
 from sim.core import EngineCore
+from sim.cost.in_passes import InPasses
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
 from sim.metrics.causes import Causes
 from sim.metrics.latency import request_latencies
 from sim.metrics.shares import work_shares
 from sim.metrics.tokens import TokenTimes
+from sim.pass_record import PassRecorder
 from sim.policies.base import POLICIES, EngineLimits, Policy
 from sim.record import Recorder, Tables
 from sim.request import NEVER, Outcome
@@ -54,6 +56,7 @@ VARIANTS = {
         "prompt + max_tokens": {"max_batch_size": NUM_SLOTS},
         "max_model_len": {"max_batch_size": NUM_SLOTS, "reserve": "max_model_len"},
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
+        "no selective batching": {"max_batch_size": NUM_SLOTS, "selective_batching": False},
         "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
         "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
         "true length, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "output_tokens", "allocator": "buddy"},
@@ -324,14 +327,20 @@ class Run:
         return Counter(Outcome(value) for value in self.tables.requests["outcome"])
 
 
+def priced(policy, cost=COST):
+    """The cost model and the recorder that a policy needs."""
+    model = Linear(cost)
+    return (InPasses(model), PassRecorder()) if policy.runs_in_passes else (model, Recorder())
+
+
 def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
     cls = POLICIES.load(name)
     by_token = cls.Options.model_fields["block_size"].default == 1
     block_size = 1 if by_token else BLOCK_SIZE
     limits = EngineLimits(MAX_MODEL_LEN, block_size, num_gpu_blocks * BLOCK_SIZE // block_size, traffic.class_names)
     policy = cls.build(cls.Options(policy=name, **options), limits)
-    clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
+    clock, (model, recorder) = Clock(), priced(policy, cost)
+    engine = Engine(clock, EngineCore(policy), model, recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -443,7 +452,7 @@ def test_causes_come_before_effects(case, pool, traffic):
 def test_the_causes_of_every_latency_add_up_to_it(case, pool, traffic):
     run = run_of(case, pool, traffic)
     tables, streams = run.tables, run.policy.streams_answers
-    causes = Causes(tables, work_shares(tables, Linear(COST)))
+    causes = Causes(tables, work_shares(tables, priced(run.policy)[0]))
     latency = request_latencies(tables.requests, int(tables.iterations["end_ns"].max()), streams)["ttft"]
     rows = np.flatnonzero(latency.is_known)
     tokens = TokenTimes(tables)
