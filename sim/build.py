@@ -234,7 +234,7 @@ def _server(
 
 def _shared_queue(scenario: Scenario, clock: Clock, machines: Sequence[_Machine]) -> SharedQueue:
     """Raises ScenarioError for replicas that differ, and for engines or doors that one queue for all cannot have."""
-    first, engine = machines[0], scenario.engine
+    first, engine = machines[0], machines[0].parts.scenario.engine
     _check_equal(scenario, machines)
     if any(door.kind == "predicted_ttft" for door in engine.admission_control):
         raise ScenarioError(
@@ -259,8 +259,8 @@ def _shared_queue(scenario: Scenario, clock: Clock, machines: Sequence[_Machine]
 
 def _check_equal(scenario: Scenario, machines: Sequence[_Machine]) -> None:
     """Raise ScenarioError where one queue would have to know who can run what."""
-    engine, limits = scenario.engine, machines[0].parts.limits
-    if any(machine.parts.scenario.engine != engine or machine.parts.limits != limits for machine in machines):
+    first = machines[0].parts
+    if any((own.parts.scenario.engine, own.parts.limits) != (first.scenario.engine, first.limits) for own in machines):
         raise ScenarioError(
             f"{scenario.place}: fleet.others",
             "replicas have different engines or KV pools, but one queue for all of them",

@@ -14,6 +14,7 @@ from sim.engine import Engine
 from sim.errors import InvariantError, ScenarioError
 from sim.metrics.replicas import merge_tables
 from sim.planning.explain import explain
+from sim.planning.next_change import next_change
 from sim.policies.base import EngineLimits
 from sim.policies.static import StaticBatching, StaticOptions
 from sim.reception import Reception
@@ -198,6 +199,11 @@ def test_figures_of_instances_are_those_of_a_fleet():
         assert np.array_equal(sum(replica.ttft_causes.parts.values()), replica.ttft_causes.values_ns)
     again = run(results.facts.provenance["scenario"])
     assert same(again.tables, results.tables)
+
+
+def test_what_if_every_instance_had_more():
+    found = next_change(parse_scenario(SCENARIO | {"run": {"num_requests": 40}}))
+    assert {change.resource: change.factor for change in found.changes}["slots"] == 5 / 4
 
 
 def test_explain_says_that_each_instance_has_a_pool_of_its_own():
