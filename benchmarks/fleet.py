@@ -56,7 +56,8 @@ def alone_s(num_requests: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=32_000)
-    parser.add_argument("--router", choices=list(ROUTING), nargs="*", default=list(ROUTING))
+    routers = [kind for kind in ROUTING if ROUTING.load(kind).sends]
+    parser.add_argument("--router", choices=routers, nargs="*", default=routers)
     arguments = parser.parse_args()
     per_replica = max(arguments.requests // NUM_REPLICAS, 1)
     print(f"{'router':>16} {'CPU s':>8} {'µs/request':>11} {'× one engine':>13} {'iterations/request':>19}")

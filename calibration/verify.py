@@ -162,6 +162,7 @@ def _servable(scenario: Scenario) -> Replica:
     refused = {
         "hardware.tensor_parallel": (scenario.hardware.tensor_parallel, 1),
         "engine.pipeline_parallel_size": (getattr(scenario.engine, "pipeline_parallel_size", 1), 1),
+        "engine.selective_batching": (getattr(scenario.engine, "selective_batching", True), True),
     }
     for key, (found, valid) in refused.items():
         if found != valid:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.clients import Clients
+from sim.clients import Clients, Server
 from sim.clock import Clock, to_ns
 from sim.core import EngineCore
 from sim.cost.base import COST_MODELS, CostModel, Target
 from sim.cost.host import HOST_TIMES
 from sim.cost.hosted import Hosted
+from sim.cost.in_passes import InPasses
 from sim.cost.sped_up import SpedUp
 from sim.cost.swapping import Swapping
 from sim.device import Device
@@ -31,6 +32,7 @@ from sim.metrics.load import step_arrays
 from sim.metrics.replicas import merge_prices, merge_tables
 from sim.metrics.shares import work_shares
 from sim.model import load_model
+from sim.pass_record import PassRecorder
 from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
 from sim.provenance import provenance
 from sim.reception import Reception, reason_names
@@ -39,9 +41,10 @@ from sim.request import Request
 from sim.results import Results
 from sim.rng import stream
 from sim.router import Member, Router
-from sim.routing.base import ROUTING
+from sim.routing.base import ROUTING, RoutingPolicy
 from sim.routing.fleet import FleetOptions
 from sim.scenario import Scenario, is_model_path, load_scenario, parse_scenario
+from sim.shared_queue import SharedQueue, Taker
 from sim.step import StepArrays
 from sim.workload.base import Traffic
 from sim.workload.draw import draw_traffic
@@ -142,20 +145,19 @@ def simulate(
     if device is not None and len(parts) > 1:
         raise InvariantError(f"one device was given to {len(parts)} engines")
     with _at(scenario.place):
-        machines = _machines(clock, parts, cost, device)
+        routing = _routing(scenario)
+        one_queue = routing is not None and not routing.sends
+        machines = _machines(clock, parts, cost, device, one_queue=one_queue)
         for kind in {id(machine.parts): machine for machine in machines}.values():
             _check_requests(scenario, kind.policy, traffic)
-    server: Engine | Router = machines[0].engine
-    ledger: Recorder | Router = machines[0].recorder
-    if scenario.fleet is not None:
-        server = ledger = _router(scenario, scenario.fleet, traffic, clock, machines)
+    server, ledger = _server(scenario, routing, traffic, clock, machines)
     clients = Clients(clock, server, ledger, traffic)
     clients.start()
     stop_ns = None if scenario.run.drain or scenario.run.duration_s is None else to_ns(scenario.run.duration_s)
     with _at(scenario.place):
         clock.run(until_ns=stop_ns)
     clients.stop()
-    tables = merge_tables(*ledger.tables()) if isinstance(ledger, Router) else ledger.tables()
+    tables = ledger.tables() if isinstance(ledger, Recorder) else merge_tables(*ledger.tables())
     if traffic.call is not None:
         tables = replace(tables, requests=tables.requests | {"call": traffic.call[tables.requests["request"]]})
     with _at(scenario.place):
@@ -169,39 +171,113 @@ class _Machine(NamedTuple):
     policy: Policy
     cost: CostModel
     recorder: Recorder
+    reception: Reception
     engine: Engine
 
 
 def _machines(
-    clock: Clock, parts: Sequence[Replica], cost_for_all: CostModel | None, device: Device | None
+    clock: Clock,
+    parts: Sequence[Replica],
+    cost_for_all: CostModel | None,
+    device: Device | None,
+    *,
+    one_queue: bool,
 ) -> list[_Machine]:
-    """Engines; those of one kind share their cost model, which has no state."""
+    """Engines; those of one kind share their cost model, which has no state, those with one queue what is before it."""
     kinds = {id(own): own for own in parts}
     costs = {key: cost_for_all or price_model(own) for key, own in kinds.items()}
-    machines = []
+    machines: list[_Machine] = []
     for own in parts:
         cost, recorder = costs[id(own)], Recorder()
         policy = _policy(own, cost)
+        if policy.runs_in_passes:
+            cost, recorder = InPasses(cost), PassRecorder()
         if policy.may_swap:
             cost = Swapping(cost, own.limits.block_bytes, own.target.gpu)
         aborts = own.scenario.engine.abort_on_disconnect
+        reception = machines[0].reception if one_queue and machines else _reception(own)
         engine = Engine(
             clock,
             EngineCore(policy),
             cost,
             recorder,
             aborts=aborts,
-            macro_steps=device is None,
+            macro_steps=device is None and not one_queue,
             shares_clock=len(parts) > 1,
-            reception=_reception(own),
+            reception=reception,
             device=device,
         )
-        machines.append(_Machine(own, policy, cost, recorder, engine))
+        machines.append(_Machine(own, policy, cost, recorder, reception, engine))
     return machines
 
 
+def _routing(scenario: Scenario) -> type[RoutingPolicy] | None:
+    """How requests reach the replicas of a fleet; None without one."""
+    if scenario.fleet is None:
+        return None
+    return ROUTING.load(scenario.fleet.router.kind, place="fleet.router.kind", allow_imports=scenario.allows_imports)
+
+
+def _server(
+    scenario: Scenario,
+    routing: type[RoutingPolicy] | None,
+    traffic: Traffic,
+    clock: Clock,
+    machines: Sequence[_Machine],
+) -> tuple[Server, Recorder | Router | SharedQueue]:
+    """Whom clients send requests to, and where the ends that it does not see are written down."""
+    if routing is None or scenario.fleet is None:
+        return machines[0].engine, machines[0].recorder
+    if not routing.sends:
+        queue = _shared_queue(scenario, clock, machines)
+        return queue, queue
+    router = _router(scenario, scenario.fleet, routing, traffic, clock, machines)
+    return router, router
+
+
+def _shared_queue(scenario: Scenario, clock: Clock, machines: Sequence[_Machine]) -> SharedQueue:
+    """Raises ScenarioError for replicas that differ, and for engines or doors that one queue for all cannot have."""
+    first, engine = machines[0], machines[0].parts.scenario.engine
+    _check_equal(scenario, machines)
+    if any(door.kind == "predicted_ttft" for door in engine.admission_control):
+        raise ScenarioError(
+            f"{scenario.place}: engine.admission_control",
+            "predicted_ttft knows the pace of one engine, not of several that take from one queue",
+            remedy="Use queue_limit, or another router.",
+        )
+    if not all(machine.policy.share_queue(first.policy) for machine in machines):
+        order = getattr(engine, "queue_order", None)
+        raise ScenarioError(
+            f"{scenario.place}: fleet.router.kind",
+            "shared_queue, which policy: "
+            + engine.policy
+            + (f" with queue_order: {order.kind}" if order is not None else "")
+            + " does not know",
+            valid="policy: static or orca with fcfs, priority, priority_aging, sjf, srpt, edf or triton",
+            remedy="Choose another router, policy or queue_order.",
+        )
+    takers = [Taker(machine.engine, machine.policy, machine.recorder) for machine in machines]
+    return SharedQueue(clock, takers, first.reception, aborts=engine.abort_on_disconnect)
+
+
+def _check_equal(scenario: Scenario, machines: Sequence[_Machine]) -> None:
+    """Raise ScenarioError where one queue would have to know who can run what."""
+    first = machines[0].parts
+    if any((own.parts.scenario.engine, own.parts.limits) != (first.scenario.engine, first.limits) for own in machines):
+        raise ScenarioError(
+            f"{scenario.place}: fleet.others",
+            "replicas have different engines or KV pools, but one queue for all of them",
+            remedy="Leave out others, or choose another router.",
+        )
+
+
 def _router(
-    scenario: Scenario, fleet: FleetOptions, traffic: Traffic, clock: Clock, machines: Sequence[_Machine]
+    scenario: Scenario,
+    fleet: FleetOptions,
+    routing: type[RoutingPolicy],
+    traffic: Traffic,
+    clock: Clock,
+    machines: Sequence[_Machine],
 ) -> Router:
     """Raises ScenarioError for replicas whose answers reach clients in different ways, or whose doors differ."""
     if len({machine.policy.streams_answers for machine in machines}) > 1:
@@ -217,7 +293,6 @@ def _router(
             remedy="Give every engine the same kinds of doors in admission_control, in the same order.",
         )
     members = [Member(machine.engine, machine.recorder) for machine in machines]
-    routing = ROUTING.load(fleet.router.kind, place="fleet.router.kind", allow_imports=scenario.allows_imports)
     policy = routing.build(fleet.router, len(members), stream(scenario.seed, "router"))
     return Router(clock, members, policy, traffic.sessions().item)
 

@@ -120,10 +120,9 @@ class Engine:
         self._arrivals.append(request)
         if self._wakeup is not None:
             self._wake()
-        if self._reception.timeout_ns is not None:
-            self._expire_at(self._clock.now_ns + self._reception.timeout_ns, request)
-        elif self._deadlines is not None:
-            self._expire_at(max(self._deadlines.due_ns(request), self._clock.now_ns), request)
+        if self._deadlines is not None or self._reception.timeout_ns is not None:
+            due_ns = self._reception.wait_ends_ns(request, self._clock.now_ns, self._deadlines)
+            self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
         """The client of a submitted request leaves now (`outcome`: CANCELLED or TIMED_OUT).
@@ -140,6 +139,10 @@ class Engine:
         if self._aborts or request.turned_away_by != NEVER:
             self._cancels.append(request)
             self._wake()
+
+    def look_again(self) -> None:
+        """There may be something to plan now, for its queue is filled from outside. Ends its sleep, if it sleeps."""
+        self._wake()
 
     @property
     def num_waiting(self) -> int:
@@ -160,9 +163,6 @@ class Engine:
             num_planned = foreseen.num_ended(self._clock.now_ns, "left") + 1
             used_blocks += sum(foreseen.run.num_new_blocks[:num_planned])
         return used_blocks / policy.usable_blocks
-
-    def _expire_at(self, due_ns: int, request: Request) -> None:
-        self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def _expire(self, request: Request) -> None:
         """Its time in the queue is up. Nothing happens to one that was admitted, or whose client has left."""

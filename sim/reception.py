@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from sim.doors.base import Door
+from sim.errors import InvariantError
+from sim.queues.base import QueueOrder
 from sim.request import Request, Status
 from sim.step import Step
 
@@ -79,6 +81,17 @@ class Reception:
         """The engine computed in this time. Steps that overlap count once."""
         self._busy_ns += end_ns - max(start_ns, min(self._last_end_ns, end_ns))
         self._last_end_ns = max(self._last_end_ns, end_ns)
+
+    def wait_ends_ns(self, request: Request, now_ns: int, deadlines: QueueOrder | None) -> int:
+        """When an arrival is turned away if it still waits then: at the deadline of its order, or by the time-out.
+
+        Raises InvariantError where neither exists.
+        """
+        if deadlines is not None:
+            return max(deadlines.due_ns(request), now_ns)
+        if self.timeout_ns is None:
+            raise InvariantError("waits have no end here")
+        return now_ns + self.timeout_ns
 
     def is_due(self, request: Request) -> bool:
         """Whether a request whose time is up still waits for its first admission."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 
 import numpy as np
@@ -117,6 +117,9 @@ class Tables:
     `turned_away_by` the number of the reason why the engine did not serve it (`RunFacts.turn_away_reasons`).
     Where clients send calls with several prompts there is a further column `call` (`Traffic.call`)."""
     segments: Columns
+    passes: Columns = field(default_factory=dict)
+    """One row per pass of each iteration, where iterations run as several (`PassRecorder`). Only until the run is
+    priced: it is not among what is saved."""
 
 
 class Recorder:

@@ -80,6 +80,30 @@ def longer(shape: StepShape, num_tokens: int) -> StepShape:
     )
 
 
+class Pass(NamedTuple):
+    """A forward pass of requests in the same phase and of the same length, which run as one matrix."""
+
+    is_prompt: bool
+    """Whether it computes their prompts; otherwise a token of each."""
+    num_requests: int
+    length: int
+    """Tokens of each prompt, or the context of each decode."""
+
+    @property
+    def shape(self) -> StepShape:
+        """Of an iteration that consists of this pass alone."""
+        _, number, length = self
+        if self.is_prompt:
+            return StepShape(prefills=((length, 0),) * number, num_sampled=number, num_new_requests=number)
+        return StepShape(number, number * length, number * length * length, length, num_sampled=number)
+
+
+class PassesShape(StepShape):
+    """Of an iteration that runs as several passes, one after the other; its own fields are the sums over them."""
+
+    passes: tuple[Pass, ...] = ()
+
+
 @dataclass(slots=True)
 class Chunk:
     """A piece of one request's prefill."""
@@ -193,11 +217,15 @@ class SteadyTimes(NamedTuple):
     """Of each step."""
 
 
+_NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+
 class StepArrays(NamedTuple):
     """The shapes of many iterations as columns, for vectorised pricing and breakdowns.
 
     All arrays are int64. The first group has one entry per iteration, the `prefill_*` group one entry per
-    chunk, where `prefill_iteration` is the position of its iteration in the first group.
+    chunk, where `prefill_iteration` is the position of its iteration in the first group, and so the `pass_*` group,
+    which is empty where every iteration is one pass, and otherwise has the fields of each `Pass`.
     """
 
     num_decode: NDArray[np.int64]
@@ -211,3 +239,7 @@ class StepArrays(NamedTuple):
     prefill_iteration: NDArray[np.int64]
     prefill_num_tokens: NDArray[np.int64]
     prefill_context: NDArray[np.int64]
+    pass_iteration: NDArray[np.int64] = _NONE
+    pass_is_prompt: NDArray[np.int64] = _NONE
+    pass_num_requests: NDArray[np.int64] = _NONE
+    pass_length: NDArray[np.int64] = _NONE

@@ -146,6 +146,7 @@ def step_arrays(tables: Tables) -> StepArrays:
         prefill_iteration=iteration,
         prefill_num_tokens=np.where(is_padded, padded[iteration], chunks["num_tokens"]),
         prefill_context=chunks["context"],
+        **{f"pass_{name}": column for name, column in tables.passes.items()},
     )
 
 

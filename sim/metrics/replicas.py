@@ -1,9 +1,10 @@
 """One set of tables for a whole fleet, and back.
 
 In a fleet's tables, `iterations` and `requests` have a further column, `replica`: who ran the iteration, and to whom
-the request was sent (NEVER: it never left its client). The iterations of all replicas are in order of completion,
-and every lane of every replica has a number of its own, so that what is asked about tokens, which hang on
-lanes, needs not know of replicas. What is asked about a device must be asked of each replica's own tables.
+the request was sent (NEVER: it never left its client, or the one queue of all replicas). The iterations of all
+replicas are in order of completion, and every lane of every replica has a number of its own, so that what is asked
+about tokens, which hang on lanes, needs not know of replicas. What is asked about a device must be asked of each
+replica's own tables.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.cost.base import CostModel
-from sim.metrics.distribution import Ints, Numbers
+from sim.metrics.distribution import Bools, Ints, Numbers
 from sim.metrics.load import step_arrays
 from sim.record import Tables
 from sim.step import StepArrays
@@ -54,7 +54,17 @@ def _device_ns(cost: CostModel, steps: StepArrays) -> Numbers:
 
 
 def _per_iteration(steps: StepArrays, of: Callable[[Ints], Ints]) -> dict[str, Ints]:
-    return {name: of(column) for name, column in steps._asdict().items() if not name.startswith("prefill_")}
+    apart = ("prefill_", "pass_")
+    return {name: of(column) for name, column in steps._asdict().items() if not name.startswith(apart)}
+
+
+def _passes(steps: StepArrays, rows: Ints, kept: Bools) -> dict[str, Ints]:
+    """Those passes of some of the iterations that are to be kept."""
+    position = np.full(len(steps.num_decode), -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    kept = kept & (position[steps.pass_iteration] >= 0)
+    columns = {name: column[kept] for name, column in steps._asdict().items() if name.startswith("pass_")}
+    return columns | {"pass_iteration": position[columns["pass_iteration"]]}
 
 
 def _only(steps: StepArrays, rows: Ints) -> StepArrays:
@@ -67,6 +77,7 @@ def _only(steps: StepArrays, rows: Ints) -> StepArrays:
         prefill_iteration=position[steps.prefill_iteration[kept]],
         prefill_num_tokens=steps.prefill_num_tokens[kept],
         prefill_context=steps.prefill_context[kept],
+        **_passes(steps, rows, np.ones(len(steps.pass_iteration), dtype=np.bool_)),
     )
 
 
@@ -75,6 +86,7 @@ def _decodes_alone(steps: StepArrays, rows: Ints) -> StepArrays:
     nothing = np.zeros(0, dtype=np.int64)
     decodes = _per_iteration(steps, lambda column: column[rows])
     decodes |= {"num_sampled": decodes["num_decode"], "num_new_requests": np.zeros_like(rows)}
+    decodes |= _passes(steps, rows, steps.pass_is_prompt == 0)
     return StepArrays(**decodes, prefill_iteration=nothing, prefill_num_tokens=nothing, prefill_context=nothing)
 
 

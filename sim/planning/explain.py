@@ -55,6 +55,8 @@ def _at_once(scenario: Scenario, memory: KVMemory) -> dict[str, Any]:
     limit = f"{key} ({slots}; the KV cache would hold {by_kv:,})" if binds == "slots" else "the KV cache"
     if binds == "kv" and slots is not None:
         limit += f", below {key} {slots}"
+    if scenario.fleet is not None:
+        limit += f", on each of {scenario.fleet.replicas} replicas with a KV cache of its own"
     verdict = f"requests at once, {tokens_each:,} tokens each (the traffic's mean): {held:,}, by {limit}"
     return {"tokens_each": tokens_each, "by_kv": by_kv, "slots": slots, "binds": binds, "verdict": verdict}
 

@@ -157,6 +157,8 @@ class Policy(ABC):
     """Whether clients get tokens as they come; False: the whole answer when the request is released."""
     num_stages: int = 1
     """Pipeline stages that a batch passes through."""
+    runs_in_passes: bool = False
+    """Whether an iteration runs as several passes, one after the other: the shapes of its steps are `PassesShape`s."""
     may_swap: bool = False
     """Whether steps may move blocks between GPU and host memory."""
     deadlines: QueueOrder | None = None
@@ -239,6 +241,14 @@ class Policy(ABC):
     @abstractmethod
     def usable_blocks(self) -> int:
         """KV blocks that requests can hold at most."""
+
+    def share_queue(self, other: Policy) -> bool:
+        """Wait for requests in the queue of `other` from now on. Both are fresh, and alike but for what they run on.
+
+        Whatever one of them adds, both may admit, and both count as waiting. False, and nothing changed, where a
+        policy or its queue order cannot be one of several.
+        """
+        return False
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         """The next plans, at most `max_steps`, if all they do for certain is to let the same requests decode. Pure.

@@ -9,14 +9,21 @@ With several workers, the stages of a pipeline, as many batches are in flight. T
 one is not chosen for another: since nobody overtakes, a request stays in its batch from its first iteration to its
 last. A batch without members still takes its turn, in no time.
 
+Requests of different lengths share an iteration because attention alone is computed request by request (selective
+batching). Without it a pass takes only requests that make up a rectangle: prompts of one length, or answers that
+are at the same place. Who is in an iteration is then the same, and what it costs is the sum of its passes, so that
+what selective batching gains can be read.
+
 Source: Yu et al. 2022, "Orca: A Distributed Serving System for Transformer-Based Generative Models",
-Algorithm 1. Its `max_bs` is `max_batch_size`, its `n_slots` are `num_gpu_blocks` × `block_size`. What Kwon et al.
-2023 (PagedAttention) call Orca (Max), (Pow2) and (Oracle) is `allocator: buddy` with `reserve: max_model_len`,
-`power_of_two` and `output_tokens`.
+Algorithm 1, and section 3.2 for selective batching. Its `max_bs` is `max_batch_size`, its `n_slots` are
+`num_gpu_blocks` × `block_size`. What Kwon et al. 2023 (PagedAttention) call Orca (Max), (Pow2) and (Oracle) is
+`allocator: buddy` with `reserve: max_model_len`, `power_of_two` and `output_tokens`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -27,7 +34,7 @@ from sim.options import Count
 from sim.policies.base import About, Axes, EngineLimits
 from sim.policies.whole_prompt import WholePromptOptions, WholePromptPolicy
 from sim.request import Request, Status
-from sim.step import BlockedBy, Finished, SteadyRun, Step
+from sim.step import BlockedBy, Finished, Pass, PassesShape, SteadyRun, Step, StepShape
 
 
 class OrcaOptions(WholePromptOptions):
@@ -35,6 +42,11 @@ class OrcaOptions(WholePromptOptions):
 
     policy: Literal["orca"] = Field(description="iteration-level batching, first come first served")
     n_workers: Count = Field(default=1, description="pipeline stages, each with a batch of max_batch_size in flight")
+    selective_batching: bool = Field(
+        default=True,
+        description="true: any requests share the passes of an iteration; false: only those in the same phase and of "
+        "the same length do, and an iteration takes the sum of its passes",
+    )
     allocator: Literal["ideal", "buddy"] = Field(
         default="ideal", description="how stretches of KV are found: ideal loses nothing in holes between them"
     )
@@ -65,7 +77,9 @@ class Orca(WholePromptPolicy):
 
     def __init__(self, options: WholePromptOptions, limits: EngineLimits) -> None:
         super().__init__(options, limits)
+        assert isinstance(options, OrcaOptions)
         self.max_in_flight = self.num_stages = len(self._lanes)
+        self.runs_in_passes = not options.selective_batching
         self._num_planned = 0
 
     @classmethod
@@ -95,6 +109,8 @@ class Orca(WholePromptPolicy):
         self._num_planned += 1
         admitted, blocked_by = self._select(now_ns)
         shape = self._own_rows(admitted)
+        if self.runs_in_passes:
+            shape = self._in_passes(shape, admitted)
         return self._step(shape, blocked_by, self._num_running + len(admitted), admitted)
 
     def update(self, step: Step) -> Finished:
@@ -138,8 +154,22 @@ class Orca(WholePromptPolicy):
             admitted.append(request)
         return admitted, BlockedBy.NOTHING
 
+    def _in_passes(self, shape: StepShape, admitted: Sequence[Request]) -> PassesShape:
+        """The same rows in as few passes as there are phases and lengths among them. O(batch)."""
+        running = self._lane.running
+        prompts = Counter(request.prompt_tokens for request in admitted)
+        contexts = Counter(running.context(request) for request in running)
+        split = PassesShape(*shape)
+        split.passes = (
+            *(Pass(True, number, length) for length, number in prompts.items()),
+            *(Pass(False, number, length) for length, number in contexts.items()),
+        )
+        return split
+
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
-        return super().steady_run(min_steps, max_steps) if len(self._lanes) == 1 else None
+        if len(self._lanes) > 1 or self.runs_in_passes:
+            return None
+        return super().steady_run(min_steps, max_steps)
 
     def _steady_obstacle(self) -> BlockedBy | None:
         queue = self.queue

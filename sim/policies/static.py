@@ -7,7 +7,8 @@ reached, without those beyond it, as long as nobody has waited for the whole del
 is serving without batching.
 
 What else Triton's batcher has stands in other options: priority levels and time-outs that only delay in the
-`triton` queue order, time-outs that reject in `queue_timeout_s`, a longest queue in a `queue_limit` door.
+`triton` queue order, time-outs that reject in `queue_timeout_s`, a longest queue in a `queue_limit` door, instances in
+`fleet.replicas` with `router: {kind: shared_queue}`.
 
 Padded compute makes the batch a rectangle: prompts are padded to the longest one, and finished members
 keep their row until the end. Rows are kept no longer than `max_model_len`. With early exit every row has
@@ -86,7 +87,8 @@ class StaticBatching(WholePromptPolicy):
         batching="request-level batching: a batch runs until its last member is done, and nobody joins it",
         copies="Triton's dynamic batcher, FasterTransformer (padded), Sarathi-Serve's baseline (early exit)",
         proof="whole logs worked out by hand from their sources, not logs of the real systems",
-        note="with max_queue_delay_ms it is dynamic batching, with max_batch_size: 1 no batching",
+        note="with max_queue_delay_ms it is dynamic batching, with max_batch_size: 1 no batching; Triton's instances "
+        "are replicas of a fleet with router: {kind: shared_queue}",
     )
     own_axes = Axes(
         "when all are done",

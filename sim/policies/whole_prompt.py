@@ -105,6 +105,13 @@ class WholePromptPolicy(Policy):
         """Batches in flight at most, each with members of its own."""
         return 1
 
+    def share_queue(self, other: Policy) -> bool:
+        """Where the order keeps no account of what one engine runs."""
+        if not isinstance(other, WholePromptPolicy) or other.queue.keeps_accounts:
+            return False
+        self.queue = other.queue
+        return True
+
     def never_fits(self, request: Request) -> str | None:
         """A prompt that leaves no room for an answer, or a reservation larger than the pool."""
         return self._kv.never_fits(request.prompt_tokens, self._kv.room_for_answer(request))

@@ -59,6 +59,11 @@ class QueueOrder(ABC):
         """Whether ticks leave the order of those who wait as it is."""
         return type(self).advance is QueueOrder.advance
 
+    @property
+    def keeps_accounts(self) -> bool:
+        """Whether who is next depends on what the engine does with those who were admitted."""
+        return not self.leaves_no_trace or not self.is_fixed or type(self).released is not QueueOrder.released
+
     @classmethod
     @abstractmethod
     def build(cls, options: QueueOrderOptions, setting: Setting) -> Self:

@@ -49,6 +49,8 @@ class RoutingPolicy(ABC):
     """Decides for each request. One instance serves one fleet for one run."""
 
     Options: ClassVar[type[RoutingOptions]]
+    sends: ClassVar[bool] = True
+    """False: nothing is sent, requests wait in one queue for all replicas. `pick` is then never called."""
 
     @classmethod
     @abstractmethod
@@ -97,5 +99,6 @@ ROUTING: Registry[RoutingPolicy] = Registry(
         "vllm_dp": "sim.routing.vllm_dp:VllmDP",
         "prefix_affinity": "sim.routing.prefix_affinity:PrefixAffinity",
         "session_sticky": "sim.routing.session_sticky:SessionSticky",
+        "shared_queue": "sim.routing.shared_queue:SharedQueueRouting",
     },
 )

@@ -16,12 +16,14 @@ import pytest
 from sim.clients import Clients
 from sim.clock import NS_PER_MS, Clock, to_ns
 from sim.core import EngineCore
+from sim.cost.in_passes import InPasses
 from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
 from sim.metrics.causes import Causes
 from sim.metrics.latency import request_latencies
 from sim.metrics.shares import work_shares
 from sim.metrics.tokens import TokenTimes
+from sim.pass_record import PassRecorder
 from sim.policies.base import POLICIES, EngineLimits, Policy, StepPredictor
 from sim.reception import NEVER_FITS
 from sim.record import Recorder, Tables
@@ -69,6 +71,7 @@ VARIANTS = {
         "earliest deadline": {"max_batch_size": NUM_SLOTS, "queue_order": {"kind": "edf"}},
         "drops late": {"max_batch_size": NUM_SLOTS, "queue_order": DROPS_LATE},
         "levels": {"max_batch_size": NUM_SLOTS, "queue_order": LEVELS},
+        "no selective batching": {"max_batch_size": NUM_SLOTS, "selective_batching": False},
         "two workers": {"max_batch_size": NUM_SLOTS // 2, "n_workers": 2},
         "power of two, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "power_of_two", "allocator": "buddy"},
         "true length, buddies": {"max_batch_size": NUM_SLOTS, "reserve": "output_tokens", "allocator": "buddy"},
@@ -381,10 +384,16 @@ def policy_of(name, options, num_gpu_blocks, class_names, cost=COST):
     return cls.build(cls.Options(policy=name, **options), limits)
 
 
+def priced(policy, cost=COST):
+    """The cost model and the recorder that a policy needs."""
+    model = Linear(cost)
+    return (InPasses(model), PassRecorder()) if policy.runs_in_passes else (model, Recorder())
+
+
 def simulate(name, options, num_gpu_blocks, traffic, cost=COST, aborts=True, until_ns=None, macro_steps=True):
     policy = policy_of(name, options, num_gpu_blocks, traffic.class_names, cost)
-    clock, recorder = Clock(), Recorder()
-    engine = Engine(clock, EngineCore(policy), Linear(cost), recorder, aborts=aborts, macro_steps=macro_steps)
+    clock, (model, recorder) = Clock(), priced(policy, cost)
+    engine = Engine(clock, EngineCore(policy), model, recorder, aborts=aborts, macro_steps=macro_steps)
     clients = Clients(clock, engine, recorder, traffic)
     clients.start()
     clock.run(until_ns)
@@ -505,7 +514,7 @@ def test_causes_come_before_effects(case, pool, traffic):
 def test_the_causes_of_every_latency_add_up_to_it(case, pool, traffic):
     run = run_of(case, pool, traffic)
     tables, streams = run.tables, run.policy.streams_answers
-    causes = Causes(tables, work_shares(tables, Linear(COST)))
+    causes = Causes(tables, work_shares(tables, priced(run.policy)[0]))
     latency = request_latencies(tables.requests, int(tables.iterations["end_ns"].max()), streams)["ttft"]
     rows = np.flatnonzero(latency.is_known)
     tokens = TokenTimes(tables)

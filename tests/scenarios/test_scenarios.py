@@ -76,6 +76,21 @@ def test_continuous_batching_gains_with_the_spread_of_outputs_and_nothing_withou
     assert ratios[-1] > 1.4
 
 
+def test_an_instance_more_brings_more_than_a_larger_batch_and_one_queue_more_than_two():
+    summaries = sim.compare(load("triton_instances", "run.num_requests=1500")).summaries
+    p99_ms = {name: summary["metrics"]["e2e_ms"]["p99"] for name, summary in summaries.items()}
+    order = ["4 instances", "2 instances", "2 replicas in turn", "batch of 32", "base"]
+    assert sorted(p99_ms, key=p99_ms.__getitem__) == order
+
+
+def test_iteration_level_scheduling_gains_nothing_without_selective_batching():
+    spans_s = {name: s["makespan_s"] for name, s in sim.compare(load("selective_batching")).summaries.items()}
+    assert 2 * spans_s["orca"] < spans_s["static"] < spans_s["no selective batching"] / 5
+    equal = ("traffic[0].prompt_tokens=272", "traffic[0].output_tokens=64")
+    alike = {name: s["makespan_s"] for name, s in sim.compare(load("selective_batching", *equal)).summaries.items()}
+    assert alike["no selective batching"] == alike["orca"]
+
+
 def test_prompt_release_pays_when_clients_leave():
     aborted, kept = sim.compare(load("cancellations", "run.num_requests=400")).summaries.values()
     assert aborted["cancellation"]["tokens_for_departed"] < 0.1 * kept["cancellation"]["tokens_for_departed"]

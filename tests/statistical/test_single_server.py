@@ -55,7 +55,7 @@ def services(queue, num=NUM_REQUESTS):
     return Service(rng.integers(400, 5601, num), rng.integers(1, 4, num), variance_ns2)
 
 
-def run_queue(policy, service, rate_per_s):
+def run_queue(policy, service, rate_per_s, num_servers=1):
     num = len(service.prompt_tokens)
     scenario = sim.parse_scenario(
         {
@@ -78,6 +78,7 @@ def run_queue(policy, service, rate_per_s):
                 }
             ],
             "run": {"num_requests": num},
+            **({"fleet": {"replicas": num_servers, "router": {"kind": "shared_queue"}}} if num_servers > 1 else {}),
         }
     )
     lengths = {

@@ -275,6 +275,7 @@ def test_a_token_that_is_not_counted_is_a_bug(scenario: Path, tmp_path: Path, mo
     [
         ("hardware.tensor_parallel=2", "hardware.tensor_parallel: is 2; the engine of `calibrate verify` has 1"),
         ("engine.pipeline_parallel_size=2", "engine.pipeline_parallel_size: is 2"),
+        ("engine={policy: orca, selective_batching: false}", "engine.selective_batching: is False"),
     ],
 )
 def test_what_one_device_cannot_serve_is_refused(scenario: Path, tmp_path: Path, override: str, message: str):
