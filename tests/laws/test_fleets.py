@@ -15,6 +15,7 @@ from sim.metrics.causes import Causes
 from sim.metrics.replicas import merge_tables, split_tables
 from sim.metrics.shares import work_shares
 from sim.policies.base import POLICIES, EngineLimits
+from sim.policies.whole_prompt import WholePromptPolicy
 from sim.reception import Reception
 from sim.record import Recorder
 from sim.request import NEVER, Outcome
@@ -32,6 +33,8 @@ from tests.laws.test_laws import (
     TOKEN_BUDGET,
     TRAFFIC,
     VARIANTS,
+    cases_whose_policy,
+    each_of,
     priced,
     simulate,
 )
@@ -146,13 +149,9 @@ def test_a_conversation_stays_together_where_it_should(kind):
     assert (len(homes) == num_sessions) == (kind in ("session_sticky", "prefix_affinity"))
 
 
-INSTANCES = [
-    (policy, variant)
-    for policy in ("static", "orca")
-    for variant, options in VARIANTS[policy].items()
-    if options.get("queue_order", {}).get("kind") not in ("vtc", "quotas")
-]
-every_instance = pytest.mark.parametrize("case", INSTANCES, ids=[": ".join(case) for case in INSTANCES])
+every_instance = each_of(
+    cases_whose_policy(lambda policy: isinstance(policy, WholePromptPolicy) and not policy.queue.keeps_accounts)
+)
 
 
 @functools.cache
