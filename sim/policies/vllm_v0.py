@@ -177,12 +177,20 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
         "preemption": ("preemption_mode", options.preemption_mode is not None),
         "prefill_pacing": ("scheduler_delay_factor", options.scheduler_delay_factor > 0),
         "queue_order": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "victim": ("scheduling_policy", options.scheduling_policy == "priority"),
     }
     for axis, (name, is_chosen) in own.items():
         if is_chosen and axis in options.model_fields_set:
             raise ScenarioError(f"engine.{axis}", f"contradicts {name}", remedy=f"Leave one of {axis} and {name} out.")
     if options.enable_prefix_caching and "swap" in (options.preemption, options.preemption_mode):
         raise ScenarioError("engine.preemption", "swapping shared blocks is not modelled", remedy="Choose recompute.")
+    if options.enable_prefix_caching and options.victim != "own":
+        raise ScenarioError(
+            "engine.victim",
+            "a victim may have filled a block in the step that preempts it, and others may share it by then",
+            valid="with prefix caching vLLM V0's own rule chooses among those not yet visited",
+            remedy="Set enable_prefix_caching: false, or leave victim out.",
+        )
     if options.enable_prefix_caching and options.kv_admission != "prompt":
         raise ScenarioError(
             "engine.kv_admission", "shared blocks are held for known tokens alone", valid="prefix caching needs prompt"
@@ -266,7 +274,8 @@ class QueueOrderWithinBudget(Composition):
         back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
-        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
+        stay = [request for request in decodes + prefills if request in engine.members]
+        engine.members.put_in_order([*rest, *back, *stay, *new])
 
     def _walk(self, engine: Phases, rest: deque[Request], draft: Draft) -> tuple[list[Request], list[Request]]:
         """Serve those who run from the front of `rest`; who is left there was left out. Returns decodes, prefills."""

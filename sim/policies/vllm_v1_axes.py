@@ -13,9 +13,10 @@ from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
 from sim.policies.grid.pacing import PACINGS, Situation
+from sim.policies.grid.victims import Standing, choose, refuse_pointless
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
-from sim.policies.vllm_v1_state import Plan, Row, V1Step
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import BlockedBy, Preemption
@@ -23,11 +24,8 @@ from sim.step import BlockedBy, Preemption
 
 def is_moved(options: VllmV1Options) -> bool:
     """Whether a scenario overrides an axis."""
-    return (options.preemption, options.prefill_pacing.kind, options.queue_order.kind) != (
-        "recompute",
-        "always",
-        "fcfs",
-    )
+    chosen = (options.preemption, options.victim, options.prefill_pacing.kind, options.queue_order.kind)
+    return chosen != ("recompute", "own", "always", "fcfs")
 
 
 class QueueView:
@@ -92,6 +90,8 @@ class VllmV1Axes(VllmV1Reference):
         self._order = order
         self._pacing = PACINGS.load(options.prefill_pacing.kind).build(options.prefill_pacing)
         self._pressure = options.preemption
+        self._victim = options.victim
+        self._walks_on |= options.victim != "own"
         self.follows_arrival_order = order.is_arrival_order
         self.reads_clock = self._pacing.reads_clock
         self.may_swap = options.preemption == "swap"
@@ -119,7 +119,7 @@ class VllmV1Axes(VllmV1Reference):
         super()._plan_running(plan)
         while self._num_paused and not plan.rows:
             self._num_paused = 0
-            victim = self._choose_victim()
+            victim = next(reversed(self._running))
             self._unseat(victim)
             super()._preempt(victim, victim, plan)
             super()._plan_running(plan)
@@ -136,6 +136,19 @@ class VllmV1Axes(VllmV1Reference):
         return is_short
 
     # ------------------------------------------------------------------ memory pressure
+
+    def _choose_victim(self, requester: Request) -> Request:
+        if self._victim == "own":
+            return super()._choose_victim(requester)
+        return choose(self._victim, [_standing(member, requester) for member in self._running])
+
+    def _unplan(self, victim: Request, plan: Plan) -> None:
+        if self._victim == "own":
+            super()._unplan(victim, plan)
+        elif victim in plan.rows:
+            plan.budget += plan.rows.pop(victim).num_tokens
+            num_before = blocks_for(victim.num_computed_tokens, self.config.block_size)
+            plan.num_new_blocks -= victim.num_blocks - num_before
 
     def _before_unseating(self, request: Request) -> None:
         self._was_decoding = request.policy_state.decoding_lane != NEVER
@@ -251,11 +264,22 @@ class VllmV1Axes(VllmV1Reference):
         return super().num_waiting + len(self._swapped)
 
 
+def _standing(member: Request, requester: Request) -> Standing:
+    state: V1State = member.policy_state
+    return Standing(member, member.num_output_tokens, member.num_blocks, not state.is_mid_prefill, member is requester)
+
+
 def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
-    if config.policy == "priority" and options.queue_order.kind != "fcfs":
-        raise ScenarioError(
-            "engine.queue_order", "contradicts scheduling_policy priority", remedy="Leave one of them out."
-        )
+    chosen = {"queue_order": options.queue_order.kind != "fcfs", "victim": options.victim != "own"}
+    for axis, is_moved_along in chosen.items():
+        if config.policy == "priority" and is_moved_along:
+            raise ScenarioError(
+                f"engine.{axis}",
+                "contradicts scheduling_policy priority",
+                valid="it orders the queue and chooses victims",
+                remedy="Leave one of them out; queue_order: {kind: priority} orders the queue alone.",
+            )
+    refuse_pointless(options.victim, options.preemption)
     if options.preemption == "recompute":
         return
     if config.enable_prefix_caching and options.preemption == "swap":

@@ -190,14 +190,15 @@ class VllmV1Base(Policy):
         """Preempt until the request can have its blocks or is a victim itself. Returns the victims."""
         victims: list[Request] = []
         while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
-            victim = self._choose_victim()
+            victim = self._choose_victim(request)
             self._unplan(victim, plan)
             self._unseat(victim)
             self._preempt(victim, request, plan)
             victims.append(victim)
         return victims
 
-    def _choose_victim(self) -> Request:
+    def _choose_victim(self, requester: Request) -> Request:
+        """Who of those who run makes room for one of them. Pure."""
         if self._is_priority:
             return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
         return next(reversed(self._running))

@@ -67,6 +67,12 @@ class Members:
         lane = request.policy_state.lane
         return request.num_computed_tokens if lane == NEVER else self.lanes[lane].context(request)
 
+    def num_output_tokens(self, request: Request) -> int:
+        """Tokens of the answer of one of them, those in flight included."""
+        lane = request.policy_state.lane
+        num_ticks = 0 if lane == NEVER else self.lanes[lane].tick - request.joined_tick
+        return request.num_output_tokens + num_ticks
+
     def advance(self, lane: int, num_ticks: int = 1) -> None:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)

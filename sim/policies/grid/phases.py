@@ -18,6 +18,7 @@ from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
+from sim.policies.grid.victims import Standing, choose
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy
@@ -157,12 +158,14 @@ class Phases(Policy):
         return self.num_stages > 1 and self.members.is_in_flight(request)
 
     def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
-        """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
+        """Give a request its slot, preempting where none is free. Mutates `rest`; whether it decodes."""
         if not self.make_room(request, rest, draft):
             return False
-        if blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks:
+        needs_block = blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks
+        if needs_block:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
+        draft.served[request] = int(needs_block)
         self._publish([request])
         self.members.join_lane(request, draft.lane)
         draft.decodes = True
@@ -173,17 +176,49 @@ class Phases(Policy):
         """These decode: with prefix caching, blocks that their next tokens fill are known from now on."""
 
     def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
-        """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
+        """Preempt until a request has a slot or is a victim itself; whether it has one now.
+
+        `rest`: those who run and were not yet visited in this step, in order. Mutates it.
+        """
         while not self._has_slot(request):
             if self.pressure == "pause":
                 self.members.leave_out(request, draft)
                 draft.paused.append(request)
                 return False
-            victim = rest.pop() if rest else request
+            victim = self._choose_victim(request, rest, draft)
             relieve(self, victim, request, draft)
             if victim is request:
                 return False
         return True
+
+    def _choose_victim(self, request: Request, rest: deque[Request], draft: Draft) -> Request:
+        """Who makes room for a request; by the engines' own rule the end of `rest`. Mutates `rest` and the draft."""
+        rule = self.config.victim
+        if rule == "own":
+            return rest.pop() if rest else request
+        victim = choose(rule, [self._standing(member, request) for member in self.members])
+        if victim in rest:
+            rest.remove(victim)
+        else:
+            self._take_out(victim, draft)
+        return victim
+
+    def _standing(self, member: Request, requester: Request) -> Standing:
+        return Standing(
+            member,
+            self.members.num_output_tokens(member),
+            member.num_blocks,
+            member.policy_state.is_decoding,
+            member is requester,
+        )
+
+    def _take_out(self, victim: Request, draft: Draft) -> None:
+        """What the step has for a victim goes back to the budget. Mutates the draft."""
+        if victim in draft.served:
+            draft.num_new_blocks -= draft.served.pop(victim)
+            draft.num_tokens -= 1
+        draft.num_tokens -= sum(num_tokens for request, num_tokens in draft.chunks if request is victim)
+        draft.chunks = [chunk for chunk in draft.chunks if chunk[0] is not victim]
 
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
