@@ -92,6 +92,7 @@ class VllmV1Axes(VllmV1Reference):
         self._pressure = options.preemption
         self._victim = options.victim
         self._walks_on |= options.victim != "own"
+        self._unplans_victims |= options.victim != "own"
         self.follows_arrival_order = order.is_arrival_order
         self.reads_clock = self._pacing.reads_clock
         self.may_swap = options.preemption == "swap"
@@ -141,14 +142,6 @@ class VllmV1Axes(VllmV1Reference):
         if self._victim == "own":
             return super()._choose_victim(requester)
         return choose(self._victim, [_standing(member, requester) for member in self._running])
-
-    def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self._victim == "own":
-            super()._unplan(victim, plan)
-        elif victim in plan.rows:
-            plan.budget += plan.rows.pop(victim).num_tokens
-            num_before = blocks_for(victim.num_computed_tokens, self.config.block_size)
-            plan.num_new_blocks -= victim.num_blocks - num_before
 
     def _before_unseating(self, request: Request) -> None:
         self._was_decoding = request.policy_state.decoding_lane != NEVER

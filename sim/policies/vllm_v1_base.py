@@ -40,6 +40,7 @@ class VllmV1Base(Policy):
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
         self._is_priority = config.policy == "priority"
+        self._unplans_victims = config.rules.unplans_victims
         self._is_speculative = config.num_speculative_tokens > 0
         self._has_threshold = config.long_prefill_token_threshold > 0
         self._paces_prefill = config.prefill_schedule_interval > 1
@@ -204,8 +205,9 @@ class VllmV1Base(Policy):
         return next(reversed(self._running))
 
     def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self.rules.unplans_victims and victim in plan.rows:
+        if self._unplans_victims and victim in plan.rows:
             plan.budget += plan.rows.pop(victim).num_tokens
+            plan.num_new_blocks -= victim.num_blocks + (-victim.num_computed_tokens // self._block_size)
 
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""

@@ -213,12 +213,10 @@ class Phases(Policy):
         )
 
     def _take_out(self, victim: Request, draft: Draft) -> None:
-        """What the step has for a victim goes back to the budget. Mutates the draft."""
+        """The decode of a victim goes back to the budget; in no step do prefills come before it. Mutates the draft."""
         if victim in draft.served:
             draft.num_new_blocks -= draft.served.pop(victim)
             draft.num_tokens -= 1
-        draft.num_tokens -= sum(num_tokens for request, num_tokens in draft.chunks if request is victim)
-        draft.chunks = [chunk for chunk in draft.chunks if chunk[0] is not victim]
 
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:

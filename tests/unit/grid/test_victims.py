@@ -1,0 +1,190 @@
+"""Who is preempted when KV runs out, and where they wait: whole logs that can be checked by hand."""
+
+import pytest
+
+from sim.core import EngineCore
+from sim.policies.base import POLICIES, EngineLimits
+from sim.policies.grid.victims import Standing, choose
+from sim.request import Request
+from tests.laws import test_laws as laws
+
+
+def engine(policy, num_gpu_blocks, **options):
+    cls = POLICIES.load(policy)
+    limits = EngineLimits(max_model_len=64, block_size=4, num_gpu_blocks=num_gpu_blocks, class_names=("all",))
+    return EngineCore(cls.build(cls.Options(policy=policy, **options), limits))
+
+
+def log(core, arrivals, num_steps=10**6):
+    """For each step who runs with how many tokens, whose KV goes for whom, who waits then, and the blocks in use.
+
+    `arrivals`: which requests come before which step.
+    """
+    rows = []
+    for index in range(num_steps):
+        core.admit((), arrivals.get(index, ()))
+        if index > max(arrivals) and not core.policy.num_unfinished:
+            break
+        step = core.plan(index)
+        batch = " ".join(f"{r.id}{num_tokens}" for r, num_tokens in core.policy.batch(step))
+        preempted = " ".join(f"{p.victim.id} for {p.beneficiary.id}" for p in step.preempted)
+        waiting = "".join(r.id for r in core.policy.waiting())
+        rows.append((batch, preempted, waiting, step.num_new_blocks, step.used_blocks))
+        core.complete()
+    core.policy.check_integrity()
+    return rows
+
+
+def request(name, prompt_tokens, output_tokens, *, queued_ns, priority=0):
+    made = Request("abcdef".index(name), prompt_tokens, output_tokens, id=name, priority=priority)
+    made.queued_ns = queued_ns
+    return made
+
+
+def three():
+    """They come one step after the other; b is the latest arrival, and has the largest priority.
+
+    On blocks of 4 a needs its third block in step 4, b and c their second ones in steps 2 and 3, b its third one
+    in step 6, when a has 6 answers, b 5 and c 4.
+    """
+    a = request("a", 5, 9, queued_ns=0, priority=1)
+    b = request("b", 4, 8, queued_ns=2, priority=2)
+    c = request("c", 4, 7, queued_ns=1)
+    return {0: [a], 1: [b], 2: [c]}
+
+
+BEFORE = [
+    ("a5", "", "", 2, 2),
+    ("a1 b4", "", "", 1, 3),
+    ("a1 b1 c4", "", "", 2, 5),
+    ("a1 b1 c1", "", "", 1, 6),
+    ("a1 b1 c1", "", "", 1, 7),
+    ("a1 b1 c1", "", "", 0, 7),
+]
+V1 = {"async_scheduling": False, "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize(
+    ("victim", "step_6"),
+    [
+        ("own", ("a1 b1", "c for b", "c", 1, 6)),
+        # a has its token and its turn already: it loses both, and c has its own turn still
+        ("oldest", ("b1 c1", "a for b", "a", 1, 5)),
+        ("fewest_outputs", ("a1 b1", "c for b", "c", 1, 6)),
+        ("most_blocks", ("b1 c1", "a for b", "a", 1, 5)),
+        # b gives itself up, and c behind it has its turn
+        ("newest", ("a1 c1", "b for b", "b", 0, 5)),
+        ("lowest_priority", ("a1 c1", "b for b", "b", 0, 5)),
+        ("itself", ("a1 c1", "b for b", "b", 0, 5)),
+    ],
+)
+def test_vllm_v1_preempts_whom_the_rule_names(victim, step_6):
+    core = engine("vllm-v1", 8, victim=victim, **V1)  # of 8 blocks one is the null block
+    assert log(core, three(), num_steps=7) == [*BEFORE, step_6]
+
+
+TWO_AFTER_ONE = [
+    ("own", ("a1 b1", "c for c", "c", 1, 5)),
+    ("fewest_outputs", ("a1 b1", "c for c", "c", 1, 5)),
+    ("itself", ("a1 b1", "c for c", "c", 1, 5)),
+    # b loses the token and the third block that this very step gave it
+    ("newest", ("a1 c1", "b for c", "b", 1, 5)),
+    ("lowest_priority", ("a1 c1", "b for c", "b", 1, 5)),
+    ("most_blocks", ("a1 c1", "b for c", "b", 1, 5)),
+    ("oldest", ("b1 c1", "a for c", "a", 2, 6)),
+]
+
+
+@pytest.mark.parametrize(("victim", "step_2"), TWO_AFTER_ONE)
+def test_a_victim_that_was_served_is_taken_out_of_the_step(victim, step_2):
+    """In step 2 b needs a third block and finds the last one, then c needs one and stands last."""
+    core = engine("vllm-v0", 7, victim=victim, watermark=0.0, enable_chunked_prefill=True)
+    a = request("a", 5, 9, queued_ns=0, priority=1)
+    b = request("b", 8, 8, queued_ns=2, priority=2)
+    c = request("c", 8, 7, queued_ns=1)
+    before = [("a5", "", "", 2, 2), ("b8 c8 a1", "", "", 4, 6)]
+    assert log(core, {0: [a], 1: [b, c]}, num_steps=3) == [*before, step_2]
+
+
+def test_sarathi_orders_those_who_run_by_arrival_and_asks_the_rule_all_the_same():
+    core = engine("sarathi", 7, victim="oldest", watermark=0.0)
+    a, b, c = request("a", 5, 4, queued_ns=0), request("b", 8, 3, queued_ns=1), request("c", 8, 3, queued_ns=2)
+    assert log(core, {0: [a], 1: [b, c]}) == [
+        ("a5", "", "", 2, 2),
+        ("b8 c8 a1", "", "", 4, 6),
+        # b takes the last block; c needs one, and a has had its turn
+        ("b1 c1", "a for c", "a", 2, 6),
+        ("b1 c1", "", "a", 0, 6),
+        # 5 of its prompt and 2 of its answer
+        ("a7", "", "", 2, 2),
+        ("a1", "", "", 0, 2),
+    ]
+
+
+def test_the_token_of_a_victim_goes_back_to_the_budget():
+    core = engine("sarathi", 17, victim="oldest", watermark=0.0, chunk_size=20)
+    a, b, c = request("a", 5, 4, queued_ns=0), request("b", 8, 3, queued_ns=1), request("c", 8, 3, queued_ns=2)
+    d = request("d", 40, 1, queued_ns=3)
+    assert log(core, {0: [a], 1: [b, c, d]}, num_steps=3) == [
+        ("a5", "", "", 2, 2),
+        ("b8 c8 d3 a1", "", "", 14, 16),
+        # two decode, 18 tokens are left
+        ("d18 b1 c1", "a for c", "a", 2, 16),
+    ]
+
+
+def standing(name, num_output_tokens, num_blocks, **given):
+    facts = {"prompt_tokens": 4, "queued_ns": 0, "priority": 0, "has_yielded": True, "is_requester": False} | given
+    made = request(name, facts["prompt_tokens"], 99, queued_ns=facts["queued_ns"], priority=facts["priority"])
+    return Standing(made, num_output_tokens, num_blocks, facts["has_yielded"], facts["is_requester"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "running", "victim"),
+    [
+        # (outputs, prompt) = (50, 10), (5, 100), (5, 900): SGLang retracts the third
+        (
+            "fewest_outputs",
+            [
+                standing("a", 50, 4, prompt_tokens=10),
+                standing("b", 5, 7, prompt_tokens=100),
+                standing("c", 5, 57, prompt_tokens=900),
+                standing("d", 6, 99, prompt_tokens=1500),
+            ],
+            "c",
+        ),
+        ("fewest_outputs", [standing("a", 5, 3), standing("b", 5, 2), standing("c", 6, 9)], "b"),
+        ("newest", [standing("b", 9, 9, queued_ns=7), standing("a", 9, 9, queued_ns=7), standing("c", 0, 1)], "b"),
+        ("oldest", [standing("b", 0, 1), standing("a", 0, 1), standing("c", 0, 1, queued_ns=7)], "a"),
+        (
+            "lowest_priority",
+            [
+                standing("a", 1, 1, priority=3, queued_ns=1),
+                standing("b", 1, 1, priority=3),
+                standing("c", 9, 9, priority=2, queued_ns=9),
+            ],
+            "a",
+        ),
+        # what would be lost for nothing: a piece of a prompt that has yielded no token
+        ("most_blocks", [standing("a", 1, 3), standing("b", 0, 9, has_yielded=False), standing("c", 1, 2)], "a"),
+        ("most_blocks", [standing(name, 0, 9 - i, has_yielded=False) for i, name in enumerate("abc")], "c"),
+        ("itself", [standing("a", 1, 1), standing("b", 1, 1, is_requester=True), standing("c", 1, 1)], "b"),
+        ("itself", [standing("a", 0, 1, is_requester=True, has_yielded=False), standing("b", 1, 1)], "b"),
+    ],
+)
+def test_whom_each_rule_chooses(rule, running, victim):
+    assert choose(rule, running).id == victim
+
+
+@pytest.mark.parametrize("traffic", ["poisson", "closed loop", "leaves after a time"])
+def test_lowest_priority_with_that_queue_order_is_vllms_priority_scheduling(traffic):
+    common = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enable_prefix_caching": False}
+    moved = {"queue_order": {"kind": "priority"}, "victim": "lowest_priority"}
+    given = (laws.POOLS["tight"], laws.TRAFFIC[traffic])
+    own = laws.simulate("vllm-v1", common | {"scheduling_policy": "priority"}, *given).tables
+    by_axes = laws.simulate("vllm-v1", common | moved, *given).tables
+    assert own.requests["num_preemptions"].sum() > 5
+    for name in ("iterations", "chunks", "requests", "segments"):
+        one, other = getattr(own, name), getattr(by_axes, name)
+        differing = [column for column in one if one[column].tolist() != other[column].tolist()]
+        assert differing == []
