@@ -178,6 +178,7 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
         "prefill_pacing": ("scheduler_delay_factor", options.scheduler_delay_factor > 0),
         "queue_order": ("scheduling_policy", options.scheduling_policy == "priority"),
         "victim": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "victim_goes_to": ("scheduling_policy", options.scheduling_policy == "priority"),
     }
     for axis, (name, is_chosen) in own.items():
         if is_chosen and axis in options.model_fields_set:

@@ -13,19 +13,21 @@ from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
 from sim.policies.grid.pacing import PACINGS, Situation
-from sim.policies.grid.victims import Standing, choose, refuse_pointless
+from sim.policies.grid.victims import Standing, choose, put_back, refuse_pointless
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.queues.base import QueueOrder, Setting, build_order
+from sim.queues.priority import PriorityOptions
 from sim.request import NEVER, Request, Status
 from sim.step import BlockedBy, Preemption
 
 
 def is_moved(options: VllmV1Options) -> bool:
     """Whether a scenario overrides an axis."""
-    chosen = (options.preemption, options.victim, options.prefill_pacing.kind, options.queue_order.kind)
-    return chosen != ("recompute", "own", "always", "fcfs")
+    under_pressure = (options.preemption, options.victim, options.victim_goes_to)
+    at_admission = (options.prefill_pacing.kind, options.queue_order.kind)
+    return under_pressure != ("recompute", "own", "front") or at_admission != ("always", "fcfs")
 
 
 class QueueView:
@@ -53,14 +55,6 @@ class QueueView:
     def __delitem__(self, index: int) -> None:
         self.order.take(self[index], self.now_ns)
 
-    def append(self, request: Request) -> None:
-        """A new arrival."""
-        self.order.add(request, request.queued_ns)
-
-    def appendleft(self, request: Request) -> None:
-        """A preempted request."""
-        self.order.put_back(request, self.now_ns)
-
     def popleft(self) -> Request:
         """The head leaves."""
         head = self[0]
@@ -85,12 +79,14 @@ class VllmV1Axes(VllmV1Reference):
         _refuse_contradictions(config, options)
         super().__init__(config)
         kv_tokens = self.kv.usable_blocks * limits.block_size
-        order = build_order(options.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
+        own = PriorityOptions(kind="priority") if config.policy == "priority" else options.queue_order
+        order = build_order(own, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self._waiting = self._view = QueueView(order)  # type: ignore[assignment]  # a deque as far as planners know
         self._order = order
         self._pacing = PACINGS.load(options.prefill_pacing.kind).build(options.prefill_pacing)
         self._pressure = options.preemption
         self._victim = options.victim
+        self._victim_goes_to = options.victim_goes_to
         self._walks_on |= options.victim != "own"
         self._unplans_victims |= options.victim != "own"
         self.follows_arrival_order = order.is_arrival_order
@@ -159,6 +155,9 @@ class VllmV1Axes(VllmV1Reference):
         else:
             super()._preempt(victim, beneficiary, plan)
 
+    def _requeue(self, victim: Request) -> None:
+        put_back(self._order, victim, self._victim_goes_to, self._view.now_ns)
+
     def _swap_out(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         num_blocks = victim.num_blocks
         if num_blocks > self._free_cpu_blocks:
@@ -208,7 +207,10 @@ class VllmV1Axes(VllmV1Reference):
             self._order.released(request, request.num_output_tokens)
         super()._leave(request)
 
-    # ------------------------------------------------------------------ admission
+    # ------------------------------------------------------------------ the queue
+
+    def _enqueue(self, request: Request) -> None:
+        self._order.add(request, request.queued_ns)
 
     def _admit_waiting(self, plan: Plan) -> None:
         if self._swapped:
@@ -263,7 +265,11 @@ def _standing(member: Request, requester: Request) -> Standing:
 
 
 def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
-    chosen = {"queue_order": options.queue_order.kind != "fcfs", "victim": options.victim != "own"}
+    chosen = {
+        "queue_order": options.queue_order.kind != "fcfs",
+        "victim": options.victim != "own",
+        "victim_goes_to": options.victim_goes_to != "front",
+    }
     for axis, is_moved_along in chosen.items():
         if config.policy == "priority" and is_moved_along:
             raise ScenarioError(
@@ -272,7 +278,7 @@ def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
                 valid="it orders the queue and chooses victims",
                 remedy="Leave one of them out; queue_order: {kind: priority} orders the queue alone.",
             )
-    refuse_pointless(options.victim, options.preemption)
+    refuse_pointless(options.victim, options.victim_goes_to, options.preemption, options.queue_order.kind)
     if options.preemption == "recompute":
         return
     if config.enable_prefix_caching and options.preemption == "swap":

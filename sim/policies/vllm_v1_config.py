@@ -15,7 +15,7 @@ from sim.options import Count, CountOrZero, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
-from sim.policies.grid.victims import VICTIM_HELP, VictimRule
+from sim.policies.grid.victims import PLACE_HELP, VICTIM_HELP, VictimPlace, VictimRule
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
 
@@ -196,6 +196,7 @@ class VllmV1Options(SchedulerOptions):
         default="recompute", description="when a block is lacking: recompute (vLLM's own), swap, pause or reject"
     )
     victim: VictimRule = Field(default="own", description=VICTIM_HELP)
+    victim_goes_to: VictimPlace = Field(default="front", description=PLACE_HELP)
     num_cpu_blocks: CountOrZero = Field(default=2048, description="KV blocks of host memory, for preemption: swap")
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
         default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"

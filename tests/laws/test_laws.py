@@ -72,7 +72,12 @@ VARIANTS = {
         "swap": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "swap", "num_cpu_blocks": 100},
         "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
         "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
-        "oldest": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "victim": "oldest"},
+        "oldest, in order": {
+            "max_num_seqs": NUM_SLOTS,
+            "chunk_size": TOKEN_BUDGET,
+            "victim": "oldest",
+            "victim_goes_to": "arrival_order",
+        },
         "fewest outputs": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "victim": "fewest_outputs"},
         "pipeline, itself": {
             "max_num_seqs": NUM_SLOTS,
@@ -123,7 +128,12 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "enable_prefix_caching": True,
         },
-        "newest": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "victim": "newest"},
+        "newest, to the tail": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "victim": "newest",
+            "victim_goes_to": "tail",
+        },
         "lowest priority, swap": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
@@ -197,8 +207,18 @@ VARIANTS = {
             "queue_order": {"kind": "vtc"},
             "prefill_pacing": {"kind": "every_n_steps", "n": 3},
         },
-        "newest": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "victim": "newest"},
-        "oldest": {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": TOKEN_BUDGET, "victim": "oldest"},
+        "newest, in order": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "victim": "newest",
+            "victim_goes_to": "arrival_order",
+        },
+        "oldest, to the tail": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "victim": "oldest",
+            "victim_goes_to": "tail",
+        },
         "fewest outputs, reject": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,

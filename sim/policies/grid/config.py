@@ -13,7 +13,7 @@ from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.policies.grid.reservation import ReservationKind
-from sim.policies.grid.victims import VICTIM_HELP, VictimRule, refuse_pointless
+from sim.policies.grid.victims import PLACE_HELP, VICTIM_HELP, VictimPlace, VictimRule, refuse_pointless
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
 
@@ -34,6 +34,7 @@ class GridOptions(EngineOptions):
         default="recompute", description="when a decode finds no block: recompute, swap, pause or reject"
     )
     victim: VictimRule = Field(default="own", description=VICTIM_HELP)
+    victim_goes_to: VictimPlace = Field(default="front", description=PLACE_HELP)
     swap_space: NonNegative = Field(default=4.0, description="host memory for KV that is swapped out, GiB per GPU")
     num_cpu_blocks: CountOrZero | None = Field(
         default=None, description="KV blocks of host memory; default: what swap_space holds"
@@ -66,6 +67,7 @@ class GridConfig:
     """A head that the watermark will never admit is dropped; otherwise it blocks the queue for ever."""
     pressure: PressureKind = "recompute"
     victim: VictimRule = "own"
+    victim_goes_to: VictimPlace = "front"
     num_cpu_blocks: int = 0
     needs_free_block: bool = True
     """Whether a decode wants a free block even when its last block has room."""
@@ -86,7 +88,7 @@ class GridConfig:
         """The axes that the options choose, and `preset` for the rest. Raises ScenarioError for contradictions."""
         reserves_all = options.kv_admission != "prompt"
         if reserves_all:
-            for name in ("preemption", "watermark", "victim"):
+            for name in ("preemption", "watermark", "victim", "victim_goes_to"):
                 if name in options.model_fields_set:
                     raise ScenarioError(
                         f"engine.{name}",
@@ -104,10 +106,11 @@ class GridConfig:
             "needs_free_block": not reserves_all,
             "pressure": options.preemption,
             "victim": options.victim,
+            "victim_goes_to": options.victim_goes_to,
             "num_cpu_blocks": num_cpu_blocks,
             "pacing": options.prefill_pacing,
             "queue_order": options.queue_order,
         }
         config = cls(limits, **{**axes, **preset})
-        refuse_pointless(config.victim, config.pressure)
+        refuse_pointless(config.victim, config.victim_goes_to, config.pressure, config.queue_order.kind)
         return config

@@ -18,7 +18,7 @@ from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
-from sim.policies.grid.victims import Standing, choose
+from sim.policies.grid.victims import Standing, choose, put_back
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy
@@ -110,9 +110,13 @@ class Phases(Policy):
     def requeue(self, victim: Request, draft: Draft) -> None:
         """A victim waits again: now, or when the step is planned."""
         if self.config.requeues_at_once:
-            self.queue.put_back(victim, draft.now_ns)
+            self.put_back(victim, draft.now_ns)
         else:
             draft.to_requeue.append(victim)
+
+    def put_back(self, victim: Request, now_ns: int) -> None:
+        """A victim takes its place in the queue."""
+        put_back(self.queue, victim, self.config.victim_goes_to, now_ns)
 
     @property
     def num_swapped(self) -> int:

@@ -1,4 +1,4 @@
-"""Who is preempted when KV runs out: the axis of victims.
+"""Who is preempted when KV runs out, and where they wait then: two axes of memory pressure.
 
 A rule other than the engine's own chooses among all who run, the one who needs the block included. A victim
 that was already given its tokens in the step at hand is taken out of it again: its tokens go back to the
@@ -12,22 +12,27 @@ admitted (`most_blocks`, `itself`), and the last of those who run where nobody h
 
 Sources: SGLang `retract_decode` (`fewest_outputs`); vLLM V1 under `--scheduling-policy priority`
 (`lowest_priority`); TensorRT-LLM MAX_UTILIZATION, LightLLM and LMDeploy preempt from the end as vLLM does.
+SGLang's and DeepSpeed-FastGen's victims wait at the tail, vLLM's at the front.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from sim.errors import ScenarioError
+from sim.queues.base import QueueOrder
 from sim.request import Request
 
 VictimRule = Literal["own", "newest", "oldest", "fewest_outputs", "most_blocks", "lowest_priority", "itself"]
+VictimPlace = Literal["front", "tail", "arrival_order"]
 
 VICTIM_HELP = (
     "whom to preempt when KV runs out: own (the engine's rule), newest or oldest arrival, fewest_outputs (SGLang), "
     "most_blocks, lowest_priority (largest number), itself (who needs the block)"
 )
+PLACE_HELP = "where a recomputed victim waits under queue_order fcfs: front, tail or arrival_order"
 
 
 class Standing(NamedTuple):
@@ -90,12 +95,45 @@ def choose(rule: VictimRule, running: Iterable[Standing]) -> Request:
     return max(reversed(list(running)), key=key).request
 
 
-def refuse_pointless(victim: VictimRule, preemption: str) -> None:
-    """Raise ScenarioError where a rule for victims would have nothing to say."""
+def put_back(queue: QueueOrder, victim: Request, place: VictimPlace, now_ns: int) -> None:
+    """A victim waits again, at its place. Mutates the queue, which is fcfs unless `place` is `front`.
+
+    `arrival_order`: behind those who arrived before it, that is before all but earlier victims.
+    """
+    if place == "tail":
+        queue.add(victim, now_ns)
+        return
+    earlier: list[Request] = []
+    if place == "arrival_order":
+        earlier = list(takewhile(lambda r: (r.queued_ns, r.index) < (victim.queued_ns, victim.index), queue))
+    queue.put_back(victim, now_ns)
+    for request in reversed(earlier):
+        queue.remove(request)
+        queue.put_back(request, now_ns)
+
+
+def refuse_pointless(victim: VictimRule, place: VictimPlace, preemption: str, queue_order: str) -> None:
+    """Raise ScenarioError where a rule for victims would have nothing to say. `queue_order`: its kind."""
     if victim != "own" and preemption == "pause":
         raise ScenarioError(
             "engine.victim",
             "has no meaning with preemption 'pause'",
             valid="who finds no block sits out with its KV; the last one is recomputed when nobody could run otherwise",
             remedy="Leave victim out, or choose recompute, swap or reject.",
+        )
+    if place == "front":
+        return
+    if preemption != "recompute":
+        raise ScenarioError(
+            "engine.victim_goes_to",
+            f"has no meaning with preemption {preemption!r}",
+            valid="only victims that are recomputed wait in the queue",
+            remedy="Leave victim_goes_to out, or choose recompute.",
+        )
+    if queue_order != "fcfs":
+        raise ScenarioError(
+            "engine.victim_goes_to",
+            f"contradicts queue_order {queue_order!r}, which places a victim by its own key or account",
+            valid="places to choose from: those of fcfs",
+            remedy="Leave one of them out.",
         )

@@ -188,3 +188,95 @@ def test_lowest_priority_with_that_queue_order_is_vllms_priority_scheduling(traf
         one, other = getattr(own, name), getattr(by_axes, name)
         differing = [column for column in one if one[column].tolist() != other[column].tolist()]
         assert differing == []
+
+
+def four():
+    """Three at once, and one that finds no slot."""
+    a, b, c = request("a", 4, 10, queued_ns=0), request("b", 4, 10, queued_ns=1), request("c", 4, 12, queued_ns=2)
+    return {0: [a, b, c], 1: [request("d", 4, 2, queued_ns=3)]}
+
+
+TWO_VICTIMS = [
+    ("a4 b4 c4", "", "", 3, 3),
+    ("a1 b1 c1", "", "d", 3, 6),
+    *[("a1 b1 c1", "", "d", 0, 6)] * 3,
+]
+"""Six blocks of 4, three slots: a, b and c outgrow two blocks each in step 5, while d waits."""
+
+
+@pytest.mark.parametrize(
+    ("place", "rest"),
+    [
+        (
+            "front",
+            [
+                ("b1 c1", "a for a", "ad", 2, 6),
+                *[("b1 c1", "", "ad", 0, 6)] * 3,
+                # b, who came after a, stands before it, and is taken back with its 4 blocks first
+                ("c1", "b for b", "bad", 1, 4),
+                *[("c1", "", "bad", 0, 4)] * 2,
+                ("b13", "", "ad", 4, 4),
+                ("a9 d4", "", "", 4, 4),
+                ("a1 d1", "", "", 1, 5),
+                *[("a1", "", "", 0, 3)] * 2,
+                ("a1", "", "", 1, 4),
+            ],
+        ),
+        (
+            "tail",
+            [
+                ("b1 c1", "a for a", "da", 2, 6),
+                *[("b1 c1", "", "da", 0, 6)] * 3,
+                ("c1", "b for b", "dab", 1, 4),
+                # the block that d needs is free, the 3 of a are not
+                ("c1 d4", "", "ab", 1, 5),
+                ("c1 d1", "", "ab", 1, 6),
+                ("a9", "", "b", 3, 3),
+                *[("a1", "", "b", 0, 3)] * 3,
+                ("a1", "", "b", 1, 4),
+                ("b13", "", "", 4, 4),
+            ],
+        ),
+        (
+            "arrival_order",
+            [
+                ("b1 c1", "a for a", "ad", 2, 6),
+                *[("b1 c1", "", "ad", 0, 6)] * 3,
+                ("c1", "b for b", "abd", 1, 4),
+                *[("c1", "", "abd", 0, 4)] * 2,
+                ("a9", "", "bd", 3, 3),
+                *[("a1", "", "bd", 0, 3)] * 3,
+                ("a1", "", "bd", 1, 4),
+                ("b13 d4", "", "", 5, 5),
+                ("d1", "", "", 1, 2),
+            ],
+        ),
+    ],
+)
+def test_where_victims_wait(place, rest):
+    core = engine("vllm-v1", 7, victim="oldest", victim_goes_to=place, max_num_seqs=3, **V1)
+    assert log(core, four()) == [*TWO_VICTIMS, *rest]
+
+
+@pytest.mark.parametrize(
+    ("place", "rest"),
+    [
+        ("front", [*[("b1 c1", "", "ad", 0, 6)] * 3, ("c1", "b for c", "bad", 1, 4), ("c1", "", "bad", 0, 4)]),
+        # a's 9 tokens find their 3 blocks, b's 13 tokens their 4 not
+        ("arrival_order", [*[("b1 c1", "", "ad", 0, 6)] * 3, ("c1", "b for c", "abd", 1, 4), ("a9", "", "bd", 3, 7)]),
+        (
+            "tail",
+            [
+                ("d4", "", "a", 1, 7),
+                ("c1 d1", "b for b", "ab", 1, 5),
+                ("a9", "", "b", 3, 6),
+                *[("c1 a1", "", "b", 0, 6)] * 2,
+            ],
+        ),
+    ],
+)
+def test_where_victims_wait_in_engines_of_the_grid(place, rest):
+    """The same on 7 blocks: vllm-v0 wants a free block for every decode, and prefills in steps of their own."""
+    core = engine("vllm-v0", 7, victim="oldest", victim_goes_to=place, max_num_seqs=3, watermark=0.0)
+    step_5 = ("b1 c1", "a for b", "da" if place == "tail" else "ad", 2, 6)
+    assert log(core, four(), num_steps=11) == [*TWO_VICTIMS, step_5, *rest]
