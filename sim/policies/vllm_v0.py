@@ -23,7 +23,7 @@ from sim.kv.counted import CountedCache
 from sim.kv.hashed import HashedCache
 from sim.options import Count, NonNegative
 from sim.policies.base import About, EngineLimits
-from sim.policies.grid.composition import Composition, PrefillFirst
+from sim.policies.grid.composition import Composition, PrefillFirst, chosen
 from sim.policies.grid.config import GridConfig, GridOptions
 from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.engine import GridPolicy
@@ -125,7 +125,8 @@ class VllmV0(GridPolicy):
             enable_prefix_caching=options.enable_prefix_caching,
             **own,
         )
-        policy = cls(config, _composition(is_chunked, options.scheduling_policy))
+        own_steps = _composition(is_chunked, options.scheduling_policy)
+        policy = cls(config, chosen(options.step_composition, own_steps))
         policy.follows_arrival_order &= options.scheduling_policy == "fcfs"
         return policy
 
@@ -177,6 +178,7 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
         "preemption": ("preemption_mode", options.preemption_mode is not None),
         "prefill_pacing": ("scheduler_delay_factor", options.scheduler_delay_factor > 0),
         "queue_order": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "step_composition": ("scheduling_policy", options.scheduling_policy == "priority"),
         "victim": ("scheduling_policy", options.scheduling_policy == "priority"),
         "victim_goes_to": ("scheduling_policy", options.scheduling_policy == "priority"),
     }

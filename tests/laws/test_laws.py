@@ -78,7 +78,12 @@ VARIANTS = {
             "victim": "oldest",
             "victim_goes_to": "arrival_order",
         },
-        "fewest outputs": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "victim": "fewest_outputs"},
+        "prefill first, fewest outputs": {
+            "max_num_seqs": NUM_SLOTS,
+            "chunk_size": TOKEN_BUDGET,
+            "step_composition": "prefill_first",
+            "victim": "fewest_outputs",
+        },
         "pipeline, itself": {
             "max_num_seqs": NUM_SLOTS,
             "chunk_size": 16,
@@ -86,7 +91,15 @@ VARIANTS = {
             "victim": "itself",
         },
     },
-    "sarathi-vllm": {"whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET}},
+    "sarathi-vllm": {
+        "whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET},
+        "closed batch, itself": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "closed_batch",
+            "victim": "itself",
+        },
+    },
     "sarathi-orca": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
         "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
@@ -128,15 +141,17 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "enable_prefix_caching": True,
         },
-        "newest, to the tail": {
+        "decodes first, newest to the tail": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "decodes_first",
             "victim": "newest",
             "victim_goes_to": "tail",
         },
-        "lowest priority, swap": {
+        "alternating, lowest priority, swap": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "alternating",
             "victim": "lowest_priority",
             "preemption": "swap",
             "num_cpu_blocks": 100,

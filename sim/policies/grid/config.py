@@ -10,6 +10,7 @@ from pydantic import Field
 from sim.errors import ScenarioError
 from sim.options import Count, CountOrZero, NonNegative, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.grid.composition import StepComposition
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.policies.grid.reservation import ReservationKind
@@ -26,6 +27,11 @@ class GridOptions(EngineOptions):
 
     max_num_seqs: Count = Field(default=128, description="requests that may run at once")
     watermark: Share = Field(default=0.01, description="part of the KV blocks that admission leaves free")
+    step_composition: StepComposition | None = Field(
+        default=None,
+        description="what a step consists of: decodes_first (prefills beside them), prefill_first, alternating "
+        "(one or the other), or closed_batch (nobody joins until all are done); default: the engine's own",
+    )
     kv_admission: ReservationKind = Field(
         default="prompt",
         description="KV that must be free for an admission: prompt (and a watermark), max_tokens or max_model_len",
@@ -86,6 +92,13 @@ class GridConfig:
     @classmethod
     def resolve(cls, options: GridOptions, limits: EngineLimits, **preset: Any) -> GridConfig:
         """The axes that the options choose, and `preset` for the rest. Raises ScenarioError for contradictions."""
+        if options.step_composition == "closed_batch" and preset["chunked"]:
+            raise ScenarioError(
+                "engine.step_composition",
+                "'closed_batch' needs whole prompts",
+                valid="chunks are admitted over several steps, and nobody joins a closed batch after its first",
+                remedy="Choose sarathi-orca, sarathi-vllm, or vllm-v0 with enable_chunked_prefill: false.",
+            )
         reserves_all = options.kv_admission != "prompt"
         if reserves_all:
             for name in ("preemption", "watermark", "victim", "victim_goes_to"):

@@ -100,6 +100,18 @@ def refusal(**engine):
         ({"victim_goes_to": "tail", "queue_order": {"kind": "vtc"}}, "engine.victim_goes_to", "queue_order 'vtc'"),
         ({"victim_goes_to": "tail", "scheduling_policy": "priority"}, "engine.victim_goes_to", "contradicts"),
         ({"victim_goes_to": "back"}, "engine.victim_goes_to", "'back'"),
+        (
+            {"step_composition": "closed_batch", "enable_chunked_prefill": True},
+            "engine.step_composition",
+            "needs whole prompts",
+        ),
+        ({"policy": "sarathi", "step_composition": "closed_batch"}, "engine.step_composition", "needs whole prompts"),
+        (
+            {"step_composition": "decodes_first", "scheduling_policy": "priority"},
+            "engine.step_composition",
+            "contradicts scheduling_policy",
+        ),
+        ({"step_composition": "prefills"}, "engine.step_composition", "'prefills'"),
         ({"preemption": "evict"}, "engine.preemption", "'evict'"),
         ({"prefill_pacing": {"kind": "sometimes"}}, "engine.prefill_pacing", "unknown pacing rule 'sometimes'"),
         ({"prefill_pacing": {"kind": "every_n_steps", "n": 0}}, "engine.prefill_pacing.n", "0"),
