@@ -767,8 +767,11 @@ def test_cheaper_steps_never_finish_later(case, pool, cheaper):
 OTHER_STEPS = [
     ("sarathi", "dynamic chunks"),
     ("sarathi", "pipeline"),
+    ("sarathi", "pipeline, itself"),
     ("vllm-v0", "few tokens"),
+    ("vllm-v0", "few tokens, oldest"),
     ("vllm-v0", "priority"),
+    ("vllm-v1", "most blocks, nothing reserved"),
 ]
 """Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force."""
 SAME_SLOTS = [case for case in CASES if NUM_SLOTS in options_of(case).values() and case not in OTHER_STEPS]
