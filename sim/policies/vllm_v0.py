@@ -180,6 +180,7 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
         "queue_order": ("scheduling_policy", options.scheduling_policy == "priority"),
         "step_composition": ("scheduling_policy", options.scheduling_policy == "priority"),
         "victim": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "head_of_line": ("scheduling_policy", options.scheduling_policy == "priority"),
         "victim_goes_to": ("scheduling_policy", options.scheduling_policy == "priority"),
     }
     for axis, (name, is_chosen) in own.items():

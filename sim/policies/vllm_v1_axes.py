@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
+from sim.policies.grid.head_of_line import MISFITS, refuse_skipping
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.victims import Standing, choose, put_back, refuse_pointless
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
@@ -26,8 +27,8 @@ from sim.step import BlockedBy, Preemption
 def is_moved(options: VllmV1Options) -> bool:
     """Whether a scenario overrides an axis."""
     under_pressure = (options.preemption, options.victim, options.victim_goes_to)
-    at_admission = (options.prefill_pacing.kind, options.queue_order.kind)
-    return under_pressure != ("recompute", "own", "front") or at_admission != ("always", "fcfs")
+    at_admission = (options.prefill_pacing.kind, options.queue_order.kind, options.head_of_line)
+    return under_pressure != ("recompute", "own", "front") or at_admission != ("always", "fcfs", "stop")
 
 
 class QueueView:
@@ -89,7 +90,8 @@ class VllmV1Axes(VllmV1Reference):
         self._victim_goes_to = options.victim_goes_to
         self._walks_on |= options.victim != "own"
         self._unplans_victims |= options.victim != "own"
-        self.follows_arrival_order = order.is_arrival_order
+        self._skips = options.head_of_line == "skip"
+        self.follows_arrival_order = order.is_arrival_order and not self._skips
         self.reads_clock = self._pacing.reads_clock
         self.may_swap = options.preemption == "swap"
         self._swapped: deque[Request] = deque()
@@ -218,6 +220,19 @@ class VllmV1Axes(VllmV1Reference):
             return
         self._order.begin_admission(self._view.now_ns)
         super()._admit_waiting(plan)
+        if self._skips and plan.blocked_by in MISFITS:
+            self._admit_behind(plan)
+
+    def _admit_behind(self, plan: Plan) -> None:
+        """Bring in whoever fits behind a head that does not, in their order. What holds back the head is noted."""
+        reason = plan.blocked_by
+        passed_over: list[Request] = []
+        while plan.blocked_by in MISFITS and self._waiting and self.kv.free_blocks:
+            passed_over.append(self._waiting.popleft())
+            plan.blocked_by = BlockedBy.NOTHING
+            super()._admit_waiting(plan)
+        plan.blocked_by = reason
+        self._waiting.extendleft(reversed(passed_over))
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         num_decoding = sum([not r.policy_state.is_mid_prefill for r in self._running])
@@ -269,6 +284,7 @@ def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
         "queue_order": options.queue_order.kind != "fcfs",
         "victim": options.victim != "own",
         "victim_goes_to": options.victim_goes_to != "front",
+        "head_of_line": options.head_of_line != "stop",
     }
     for axis, is_moved_along in chosen.items():
         if config.policy == "priority" and is_moved_along:
@@ -278,6 +294,7 @@ def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
                 valid="it orders the queue and chooses victims",
                 remedy="Leave one of them out; queue_order: {kind: priority} orders the queue alone.",
             )
+    refuse_skipping(options.head_of_line, options.queue_order.kind)
     refuse_pointless(options.victim, options.victim_goes_to, options.preemption, options.queue_order.kind)
     if options.preemption == "recompute":
         return

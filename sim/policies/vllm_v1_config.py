@@ -13,6 +13,7 @@ from sim.errors import ScenarioError
 from sim.gpu import Gpu
 from sim.options import Count, CountOrZero, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.grid.head_of_line import HEAD_OF_LINE_HELP, HeadOfLine
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.policies.grid.victims import PLACE_HELP, VICTIM_HELP, VictimPlace, VictimRule
@@ -201,6 +202,7 @@ class VllmV1Options(SchedulerOptions):
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
         default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
     )
+    head_of_line: HeadOfLine = Field(default="stop", description=HEAD_OF_LINE_HELP)
     queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
         default=FcfsOptions(), description="who is next in the waiting queue, instead of vLLM's own order"
     )

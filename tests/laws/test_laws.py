@@ -103,6 +103,7 @@ VARIANTS = {
     "sarathi-orca": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
         "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
+        "max_tokens, skip": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens", "head_of_line": "skip"},
     },
     "sarathi-faster-transformer": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
@@ -141,8 +142,9 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "enable_prefix_caching": True,
         },
-        "decodes first, newest to the tail": {
+        "decodes first, skip, newest to the tail": {
             "max_num_seqs": NUM_SLOTS,
+            "head_of_line": "skip",
             "max_num_batched_tokens": TOKEN_BUDGET,
             "step_composition": "decodes_first",
             "victim": "newest",
@@ -222,9 +224,10 @@ VARIANTS = {
             "queue_order": {"kind": "vtc"},
             "prefill_pacing": {"kind": "every_n_steps", "n": 3},
         },
-        "newest, in order": {
+        "skip, newest, in order": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
+            "head_of_line": "skip",
             "victim": "newest",
             "victim_goes_to": "arrival_order",
         },

@@ -11,6 +11,7 @@ from sim.errors import ScenarioError
 from sim.options import Count, CountOrZero, NonNegative, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
 from sim.policies.grid.composition import StepComposition
+from sim.policies.grid.head_of_line import HEAD_OF_LINE_HELP, HeadOfLine, refuse_skipping
 from sim.policies.grid.pacing import PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
 from sim.policies.grid.reservation import ReservationKind
@@ -48,6 +49,7 @@ class GridOptions(EngineOptions):
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
         default=AlwaysOptions(), description="when waiting requests may be admitted although there is room"
     )
+    head_of_line: HeadOfLine = Field(default="stop", description=HEAD_OF_LINE_HELP)
     queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
         default=FcfsOptions(), description="who is next in the waiting queue"
     )
@@ -69,6 +71,7 @@ class GridConfig:
     queue_order: QueueOrderOptions
     reservation: ReservationKind = "prompt"
     watermark_blocks: int = 0
+    head_of_line: HeadOfLine = "stop"
     drops_what_never_fits: bool = False
     """A head that the watermark will never admit is dropped; otherwise it blocks the queue for ever."""
     pressure: PressureKind = "recompute"
@@ -123,7 +126,9 @@ class GridConfig:
             "num_cpu_blocks": num_cpu_blocks,
             "pacing": options.prefill_pacing,
             "queue_order": options.queue_order,
+            "head_of_line": options.head_of_line,
         }
         config = cls(limits, **{**axes, **preset})
         refuse_pointless(config.victim, config.victim_goes_to, config.pressure, config.queue_order.kind)
+        refuse_skipping(config.head_of_line, config.queue_order.kind)
         return config

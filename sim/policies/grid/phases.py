@@ -14,6 +14,7 @@ from sim.kv.counted import CountedCache
 from sim.policies.base import Policy
 from sim.policies.grid.config import GridConfig
 from sim.policies.grid.draft import Draft, GridState
+from sim.policies.grid.head_of_line import MISFITS
 from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.policies.grid.pressure import relieve
@@ -45,7 +46,8 @@ class Phases(Policy):
         )
         kv_tokens = limits.num_gpu_blocks * limits.block_size
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
-        self.follows_arrival_order = self.queue.is_arrival_order
+        self._skips = config.head_of_line == "skip"
+        self.follows_arrival_order = self.queue.is_arrival_order and not self._skips
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self.reads_clock = self.pacing.reads_clock
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
@@ -295,6 +297,7 @@ class Phases(Policy):
     def admit(self, draft: Draft, num_running: int | None = None) -> None:
         """Bring in waiting requests, from the head, until one does not fit or its time has not come.
 
+        Where the engine skips the one that does not fit, those behind it have their turn.
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
         if not (self.queue or self._must_try_to_admit):
@@ -319,8 +322,20 @@ class Phases(Policy):
             draft.blocked_by = self.obstacle(head, num_tokens, draft)
             if draft.blocked_by is not BlockedBy.NOTHING:
                 self.queue.refused(head)
+                if self._skips and draft.blocked_by in MISFITS and not draft.preempted:
+                    self._admit_behind(head, num_running, draft)
                 return
             self._admit_one(head, num_tokens, draft)
+
+    def _admit_behind(self, head: Request, num_running: int, draft: Draft) -> None:
+        """Bring in whoever fits behind a head that does not, in their order. What holds back the head is noted."""
+        for request in [request for request in self.queue if request is not head]:
+            num_tokens = self.tokens_for(request, draft)
+            obstacle = self.obstacle(request, num_tokens, draft)
+            if obstacle is BlockedBy.SLOTS or not self._pacing_opens(num_running, draft):
+                return
+            if obstacle is BlockedBy.NOTHING and not self.is_hopeless(request, num_tokens):
+                self._admit_one(request, num_tokens, draft)
 
     def _pacing_opens(self, num_running: int, draft: Draft) -> bool:
         earliest_ns = None
@@ -388,6 +403,8 @@ class Phases(Policy):
         obstacle = self.obstacle(head, num_tokens, draft)
         may_change = obstacle is BlockedBy.NOTHING
         may_change |= obstacle is not BlockedBy.SLOTS and type(queue).advance is not QueueOrder.advance
+        if self._skips and obstacle is not BlockedBy.SLOTS:
+            may_change |= any(not self.obstacle(r, self.tokens_for(r, draft), draft) for r in queue)
         return None if may_change else obstacle
 
     def steady_obstacle_to_return(self, draft: Draft) -> BlockedBy | None:

@@ -112,6 +112,9 @@ def refusal(**engine):
             "contradicts scheduling_policy",
         ),
         ({"step_composition": "prefills"}, "engine.step_composition", "'prefills'"),
+        ({"head_of_line": "skip", "queue_order": {"kind": "vtc"}}, "engine.head_of_line", "queue_order 'vtc'"),
+        ({"head_of_line": "skip", "scheduling_policy": "priority"}, "engine.head_of_line", "contradicts"),
+        ({"head_of_line": "pass"}, "engine.head_of_line", "'pass'"),
         ({"preemption": "evict"}, "engine.preemption", "'evict'"),
         ({"prefill_pacing": {"kind": "sometimes"}}, "engine.prefill_pacing", "unknown pacing rule 'sometimes'"),
         ({"prefill_pacing": {"kind": "every_n_steps", "n": 0}}, "engine.prefill_pacing.n", "0"),
@@ -145,6 +148,8 @@ V1 = {"policy": "vllm-v1", "async_scheduling": False, "enable_prefix_caching": F
             "contradicts scheduling_policy priority",
         ),
         (V1 | {"victim": "youngest"}, "engine.victim", "'youngest'"),
+        (V1 | {"head_of_line": "skip", "queue_order": {"kind": "vtc"}}, "engine.head_of_line", "queue_order 'vtc'"),
+        (V1 | {"head_of_line": "skip", "scheduling_policy": "priority"}, "engine.head_of_line", "contradicts"),
         (V1 | {"victim_goes_to": "tail", "preemption": "reject"}, "engine.victim_goes_to", "preemption 'reject'"),
         (
             V1 | {"victim_goes_to": "arrival_order", "queue_order": {"kind": "edf", "ttft_ms": 100}},
