@@ -185,13 +185,13 @@ class Members:
             step.chunks = [
                 replace(chunk, is_last=False) if chunk.request is request else chunk for chunk in step.chunks
             ]
-            if not step.shape.num_decode or step.lane != lane:
+            if not step.shape.num_decode:
                 continue
-            num_decodes += 1
-            if request in step.joined:
+            # Its last token may be of another lane, whose later steps are in flight too: it is in none of them.
+            step.left = [*step.left, request]
+            if step.lane == lane:
+                num_decodes += 1
                 step.joined = [other for other in step.joined if other is not request]
-            else:
-                step.left = [*step.left, request]
         return num_decodes
 
 

@@ -1,5 +1,8 @@
 """Who is preempted when KV runs out, and where they wait: whole logs that can be checked by hand."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from sim.policies.grid.victims import Standing, choose
@@ -246,3 +249,17 @@ def test_where_victims_wait_in_engines_of_the_grid(place, rest):
     core = engine("vllm-v0", 7, victim="oldest", victim_goes_to=place, max_num_seqs=3, watermark=0.0)
     step_5 = ("b1 c1", "a for b", "da" if place == "tail" else "ad", 2, 6)
     assert log(core, four(), num_steps=11) == [*TWO_VICTIMS, step_5, *rest]
+
+
+@pytest.mark.parametrize("victim", ["own", "oldest", "most_blocks"])
+def test_what_is_in_flight_for_a_victim_is_nobodys_token(victim):
+    """A request goes from lane to lane of the pipeline, and may be back in its own when it is preempted."""
+    num_preemptions = 0
+    for seed, num_stages in itertools.product(range(20, 27), (2, 4)):
+        answers = np.random.default_rng(seed).integers(1, 13, laws.NUM_REQUESTS)
+        traffic = laws.traffic_of(**laws.AFTER_THINKING, output_tokens=answers)
+        options = {"max_num_seqs": 4, "pipeline_parallel_size": num_stages, "victim": victim}
+        run = laws.simulate("sarathi-vllm", options, laws.POOLS["tight"], traffic)
+        assert run.tables.requests["output_tokens"].tolist() == run.asked.tolist()
+        num_preemptions += run.tables.requests["num_preemptions"].sum()
+    assert num_preemptions > 100
