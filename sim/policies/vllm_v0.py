@@ -279,7 +279,7 @@ class QueueOrderWithinBudget(Composition):
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
         stay = [request for request in decodes + prefills if request in engine.members]
-        engine.members.put_in_order([*rest, *back, *stay, *new])
+        engine.members.put_in_order([*rest, *draft.paused, *back, *stay, *new])
 
     def _walk(self, engine: Phases, rest: deque[Request], draft: Draft) -> tuple[list[Request], list[Request]]:
         """Serve those who run from the front of `rest`; who is left there was left out. Returns decodes, prefills."""

@@ -137,6 +137,12 @@ VARIANTS = {
             "preemption_mode": "swap",
             "num_cpu_blocks": 100,
         },
+        "chunked, pause": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "preemption": "pause",
+        },
         "prefix caching": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,

@@ -188,7 +188,8 @@ class Phases(Policy):
         """
         while not self._has_slot(request):
             if self.pressure == "pause":
-                self.members.leave_out(request, draft)
+                if request.policy_state.is_decoding:
+                    self.members.leave_out(request, draft)
                 draft.paused.append(request)
                 return False
             victim = self._choose_victim(request, rest, draft)
