@@ -130,5 +130,12 @@ class GridConfig:
         }
         config = cls(limits, **{**axes, **preset})
         refuse_pointless(config.victim, config.victim_goes_to, config.pressure, config.queue_order.kind)
+        if config.num_stages > 1 and config.pressure in ("swap", "pause"):
+            raise ScenarioError(
+                "engine.preemption",
+                f"{config.pressure!r} needs the results of a step before the next one is planned",
+                valid="in a pipeline a victim may have a pass in flight, whose result nobody would take in",
+                remedy="Set pipeline_parallel_size: 1, or choose recompute or reject.",
+            )
         refuse_skipping(config.head_of_line, config.queue_order.kind)
         return config

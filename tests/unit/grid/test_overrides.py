@@ -115,6 +115,16 @@ def refusal(**engine):
         ({"head_of_line": "skip", "queue_order": {"kind": "vtc"}}, "engine.head_of_line", "queue_order 'vtc'"),
         ({"head_of_line": "skip", "scheduling_policy": "priority"}, "engine.head_of_line", "contradicts"),
         ({"head_of_line": "pass"}, "engine.head_of_line", "'pass'"),
+        (
+            {"policy": "sarathi", "preemption": "swap", "pipeline_parallel_size": 2},
+            "engine.preemption",
+            "needs the results",
+        ),
+        (
+            {"policy": "sarathi", "preemption": "pause", "pipeline_parallel_size": 2},
+            "engine.preemption",
+            "needs the results",
+        ),
         ({"preemption": "evict"}, "engine.preemption", "'evict'"),
         ({"prefill_pacing": {"kind": "sometimes"}}, "engine.prefill_pacing", "unknown pacing rule 'sometimes'"),
         ({"prefill_pacing": {"kind": "every_n_steps", "n": 0}}, "engine.prefill_pacing.n", "0"),
