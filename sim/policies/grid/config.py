@@ -95,23 +95,8 @@ class GridConfig:
     @classmethod
     def resolve(cls, options: GridOptions, limits: EngineLimits, **preset: Any) -> GridConfig:
         """The axes that the options choose, and `preset` for the rest. Raises ScenarioError for contradictions."""
-        if options.step_composition == "closed_batch" and preset["chunked"]:
-            raise ScenarioError(
-                "engine.step_composition",
-                "'closed_batch' needs whole prompts",
-                valid="chunks are admitted over several steps, and nobody joins a closed batch after its first",
-                remedy="Choose sarathi-orca, sarathi-vllm, or vllm-v0 with enable_chunked_prefill: false.",
-            )
+        _refuse_contradictions(options, is_chunked=preset["chunked"])
         reserves_all = options.kv_admission != "prompt"
-        if reserves_all:
-            for name in ("preemption", "watermark", "victim", "victim_goes_to"):
-                if name in options.model_fields_set:
-                    raise ScenarioError(
-                        f"engine.{name}",
-                        f"has no meaning with kv_admission {options.kv_admission!r}",
-                        valid="KV for the whole request is reserved, so nobody is preempted and nothing kept free",
-                        remedy=f"Leave {name} out, or set kv_admission: prompt.",
-                    )
         num_cpu_blocks = options.num_cpu_blocks
         if num_cpu_blocks is None:
             num_cpu_blocks = int(options.swap_space * 2**30) // limits.block_bytes if limits.block_bytes else 0
@@ -130,12 +115,37 @@ class GridConfig:
         }
         config = cls(limits, **{**axes, **preset})
         refuse_pointless(config.victim, config.victim_goes_to, config.pressure, config.queue_order.kind)
-        if config.num_stages > 1 and config.pressure in ("swap", "pause"):
-            raise ScenarioError(
-                "engine.preemption",
-                f"{config.pressure!r} needs the results of a step before the next one is planned",
-                valid="in a pipeline a victim may have a pass in flight, whose result nobody would take in",
-                remedy="Set pipeline_parallel_size: 1, or choose recompute or reject.",
-            )
+        _refuse_lost_results(config)
         refuse_skipping(config.head_of_line, config.queue_order.kind)
         return config
+
+
+def _refuse_contradictions(options: GridOptions, *, is_chunked: bool) -> None:
+    """Raise ScenarioError where one option leaves another nothing to say."""
+    if options.step_composition == "closed_batch" and is_chunked:
+        raise ScenarioError(
+            "engine.step_composition",
+            "'closed_batch' needs whole prompts",
+            valid="chunks are admitted over several steps, and nobody joins a closed batch after its first",
+            remedy="Choose sarathi-orca, sarathi-vllm, or vllm-v0 with enable_chunked_prefill: false.",
+        )
+    if options.kv_admission != "prompt":
+        for name in ("preemption", "watermark", "victim", "victim_goes_to"):
+            if name in options.model_fields_set:
+                raise ScenarioError(
+                    f"engine.{name}",
+                    f"has no meaning with kv_admission {options.kv_admission!r}",
+                    valid="KV for the whole request is reserved, so nobody is preempted and nothing kept free",
+                    remedy=f"Leave {name} out, or set kv_admission: prompt.",
+                )
+
+
+def _refuse_lost_results(config: GridConfig) -> None:
+    """Raise ScenarioError where a pipeline would lose what is in flight for somebody who makes room."""
+    if config.num_stages > 1 and config.pressure in ("swap", "pause"):
+        raise ScenarioError(
+            "engine.preemption",
+            f"{config.pressure!r} needs the results of a step before the next one is planned",
+            valid="in a pipeline a victim may have a pass in flight, whose result nobody would take in",
+            remedy="Set pipeline_parallel_size: 1, or choose recompute or reject.",
+        )
