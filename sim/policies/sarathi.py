@@ -20,7 +20,14 @@ from pydantic import Field
 from sim.errors import ScenarioError
 from sim.options import Count
 from sim.policies.base import About, EngineLimits
-from sim.policies.grid.composition import Alternating, ClosedBatch, Composition, DecodesFirst, PrefillFirst
+from sim.policies.grid.composition import (
+    Alternating,
+    ClosedBatch,
+    Composition,
+    DecodesFirst,
+    PrefillFirst,
+    chosen,
+)
 from sim.policies.grid.config import UNLIMITED_TOKENS, GridConfig, GridOptions
 from sim.policies.grid.draft import Draft
 from sim.policies.grid.engine import GridPolicy
@@ -114,7 +121,7 @@ class SarathiBase(GridPolicy):
     @classmethod
     @abstractmethod
     def compose(cls) -> Composition:
-        """The phases of a step."""
+        """The phases of a step, where a scenario asks for no others."""
 
     @classmethod
     def preset(cls, options: GridOptions, limits: EngineLimits) -> Self:
@@ -130,7 +137,7 @@ class SarathiBase(GridPolicy):
                 num_stages=options.pipeline_parallel_size,
                 longest_overrun=cls.longest_overrun,
             ),
-            cls.compose(),
+            chosen(options.step_composition, cls.compose()),
         )
 
     def requeue(self, victim: Request, draft: Draft) -> None:

@@ -23,7 +23,7 @@ from sim.kv.counted import CountedCache
 from sim.kv.hashed import HashedCache
 from sim.options import Count, NonNegative
 from sim.policies.base import About, EngineLimits
-from sim.policies.grid.composition import Composition, PrefillFirst
+from sim.policies.grid.composition import Composition, PrefillFirst, chosen
 from sim.policies.grid.config import GridConfig, GridOptions
 from sim.policies.grid.draft import Draft, GridState, GridStep
 from sim.policies.grid.engine import GridPolicy
@@ -125,7 +125,8 @@ class VllmV0(GridPolicy):
             enable_prefix_caching=options.enable_prefix_caching,
             **own,
         )
-        policy = cls(config, _composition(is_chunked, options.scheduling_policy))
+        own_steps = _composition(is_chunked, options.scheduling_policy)
+        policy = cls(config, chosen(options.step_composition, own_steps))
         policy.follows_arrival_order &= options.scheduling_policy == "fcfs"
         return policy
 
@@ -177,12 +178,23 @@ def _refuse_contradictions(options: VllmV0Options) -> None:
         "preemption": ("preemption_mode", options.preemption_mode is not None),
         "prefill_pacing": ("scheduler_delay_factor", options.scheduler_delay_factor > 0),
         "queue_order": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "step_composition": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "victim": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "head_of_line": ("scheduling_policy", options.scheduling_policy == "priority"),
+        "victim_goes_to": ("scheduling_policy", options.scheduling_policy == "priority"),
     }
     for axis, (name, is_chosen) in own.items():
         if is_chosen and axis in options.model_fields_set:
             raise ScenarioError(f"engine.{axis}", f"contradicts {name}", remedy=f"Leave one of {axis} and {name} out.")
     if options.enable_prefix_caching and "swap" in (options.preemption, options.preemption_mode):
         raise ScenarioError("engine.preemption", "swapping shared blocks is not modelled", remedy="Choose recompute.")
+    if options.enable_prefix_caching and options.victim != "own":
+        raise ScenarioError(
+            "engine.victim",
+            "a victim may have filled a block in the step that preempts it, and others may share it by then",
+            valid="with prefix caching vLLM V0's own rule chooses among those not yet visited",
+            remedy="Set enable_prefix_caching: false, or leave victim out.",
+        )
     if options.enable_prefix_caching and options.kv_admission != "prompt":
         raise ScenarioError(
             "engine.kv_admission", "shared blocks are held for known tokens alone", valid="prefix caching needs prompt"
@@ -266,7 +278,8 @@ class QueueOrderWithinBudget(Composition):
         back = sorted(draft.swapped_in, key=lambda r: not r.policy_state.is_decoding)
         new = [request for request, _ in draft.chunks]
         draft.chunks += running_chunks + swapped_chunks
-        engine.members.put_in_order([*rest, *back, *decodes, *prefills, *new])
+        stay = [request for request in decodes + prefills if request in engine.members]
+        engine.members.put_in_order([*rest, *draft.paused, *back, *stay, *new])
 
     def _walk(self, engine: Phases, rest: deque[Request], draft: Draft) -> tuple[list[Request], list[Request]]:
         """Serve those who run from the front of `rest`; who is left there was left out. Returns decodes, prefills."""

@@ -12,22 +12,23 @@ from collections.abc import Iterable, Iterator
 from sim.errors import ScenarioError
 from sim.kv.base import blocks_for
 from sim.policies.base import EngineLimits
+from sim.policies.grid.head_of_line import MISFITS, refuse_skipping
 from sim.policies.grid.pacing import Situation, build_pacing
+from sim.policies.grid.victims import Standing, choose, put_back, refuse_pointless
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
-from sim.policies.vllm_v1_state import Plan, Row, V1Step
+from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.queues.base import QueueOrder, Setting, build_order
+from sim.queues.priority import PriorityOptions
 from sim.request import NEVER, Request, Status
 from sim.step import BlockedBy, Preemption, StepShape, decodes_of
 
 
 def is_moved(options: VllmV1Options) -> bool:
     """Whether a scenario overrides an axis."""
-    return (options.preemption, options.prefill_pacing.kind, options.queue_order.kind) != (
-        "recompute",
-        "always",
-        "fcfs",
-    )
+    under_pressure = (options.preemption, options.victim, options.victim_goes_to)
+    at_admission = (options.prefill_pacing.kind, options.queue_order.kind, options.head_of_line)
+    return under_pressure != ("recompute", "own", "front") or at_admission != ("always", "fcfs", "stop")
 
 
 class QueueView:
@@ -55,14 +56,6 @@ class QueueView:
     def __delitem__(self, index: int) -> None:
         self.order.take(self[index], self.now_ns)
 
-    def append(self, request: Request) -> None:
-        """A new arrival."""
-        self.order.add(request, request.queued_ns)
-
-    def appendleft(self, request: Request) -> None:
-        """A preempted request."""
-        self.order.put_back(request, self.now_ns)
-
     def popleft(self) -> Request:
         """The head leaves."""
         head = self[0]
@@ -87,7 +80,8 @@ class VllmV1Axes(VllmV1Reference):
         _refuse_contradictions(config, options)
         super().__init__(config)
         kv_tokens = self.kv.usable_blocks * limits.block_size
-        order = build_order(options.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
+        own = PriorityOptions(kind="priority") if config.policy == "priority" else options.queue_order
+        order = build_order(own, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
         self._waiting = self._view = QueueView(order)  # type: ignore[assignment]  # a deque as far as planners know
         self._order = order
         self._pacing = build_pacing(
@@ -97,7 +91,12 @@ class VllmV1Axes(VllmV1Reference):
             num_stages=config.pipeline_parallel_size,
         )
         self._pressure = options.preemption
-        self.follows_arrival_order = order.is_arrival_order
+        self._victim = options.victim
+        self._victim_goes_to = options.victim_goes_to
+        self._walks_on |= options.victim != "own"
+        self._unplans_victims |= options.victim != "own"
+        self._skips = options.head_of_line == "skip"
+        self.follows_arrival_order = order.is_arrival_order and not self._skips
         self.deadlines = order if order.drops_late else None
         self.reads_clock = self._pacing.reads_clock or self._pacing.reads_batch or order.reads_clock
         self.may_swap = options.preemption == "swap"
@@ -125,7 +124,7 @@ class VllmV1Axes(VllmV1Reference):
         super()._plan_running(plan)
         while self._num_paused and not plan.rows:
             self._num_paused = 0
-            victim = self._choose_victim()
+            victim = next(reversed(self._running))
             self._unseat(victim)
             super()._preempt(victim, victim, plan)
             super()._plan_running(plan)
@@ -143,6 +142,11 @@ class VllmV1Axes(VllmV1Reference):
 
     # ------------------------------------------------------------------ memory pressure
 
+    def _choose_victim(self, requester: Request) -> Request:
+        if self._victim == "own":
+            return super()._choose_victim(requester)
+        return choose(self._victim, [_standing(member, requester) for member in self._running])
+
     def _before_unseating(self, request: Request) -> None:
         self._was_decoding = request.policy_state.decoding_lane != NEVER
 
@@ -158,6 +162,9 @@ class VllmV1Axes(VllmV1Reference):
             self.kv.free(victim)
         else:
             super()._preempt(victim, beneficiary, plan)
+
+    def _requeue(self, victim: Request) -> None:
+        put_back(self._order, victim, self._victim_goes_to, self._view.now_ns)
 
     def _swap_out(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         num_blocks = victim.num_blocks
@@ -208,7 +215,10 @@ class VllmV1Axes(VllmV1Reference):
             self._order.released(request, request.num_output_tokens)
         super()._leave(request)
 
-    # ------------------------------------------------------------------ admission
+    # ------------------------------------------------------------------ the queue
+
+    def _enqueue(self, request: Request) -> None:
+        self._order.add(request, request.queued_ns)
 
     def _admit_waiting(self, plan: Plan) -> None:
         if self._swapped:
@@ -216,6 +226,19 @@ class VllmV1Axes(VllmV1Reference):
             return
         self._order.begin_admission(self._view.now_ns)
         super()._admit_waiting(plan)
+        if self._skips and plan.blocked_by in MISFITS:
+            self._admit_behind(plan)
+
+    def _admit_behind(self, plan: Plan) -> None:
+        """Bring in whoever fits behind a head that does not, in their order. What holds back the head is noted."""
+        reason = plan.blocked_by
+        passed_over: list[Request] = []
+        while plan.blocked_by in MISFITS and self._waiting and self.kv.free_blocks:
+            passed_over.append(self._waiting.popleft())
+            plan.blocked_by = BlockedBy.NOTHING
+            super()._admit_waiting(plan)
+        plan.blocked_by = reason
+        self._waiting.extendleft(reversed(passed_over))
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         num_decoding = sum([not r.policy_state.is_mid_prefill for r in self._running])
@@ -263,11 +286,28 @@ class VllmV1Axes(VllmV1Reference):
         return super().num_waiting + len(self._swapped)
 
 
+def _standing(member: Request, requester: Request) -> Standing:
+    state: V1State = member.policy_state
+    return Standing(member, member.num_output_tokens, member.num_blocks, not state.is_mid_prefill, member is requester)
+
+
 def _refuse_contradictions(config: V1Config, options: VllmV1Options) -> None:
-    if config.policy == "priority" and options.queue_order.kind != "fcfs":
-        raise ScenarioError(
-            "engine.queue_order", "contradicts scheduling_policy priority", remedy="Leave one of them out."
-        )
+    chosen = {
+        "queue_order": options.queue_order.kind != "fcfs",
+        "victim": options.victim != "own",
+        "victim_goes_to": options.victim_goes_to != "front",
+        "head_of_line": options.head_of_line != "stop",
+    }
+    for axis, is_moved_along in chosen.items():
+        if config.policy == "priority" and is_moved_along:
+            raise ScenarioError(
+                f"engine.{axis}",
+                "contradicts scheduling_policy priority",
+                valid="it orders the queue and chooses victims",
+                remedy="Leave one of them out; queue_order: {kind: priority} orders the queue alone.",
+            )
+    refuse_skipping(options.head_of_line, options.queue_order.kind)
+    refuse_pointless(options.victim, options.victim_goes_to, options.preemption, options.queue_order.kind)
     if options.preemption == "recompute":
         return
     if config.enable_prefix_caching and options.preemption == "swap":

@@ -40,6 +40,7 @@ class VllmV1Base(Policy):
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
         self._is_priority = config.policy == "priority"
+        self._unplans_victims = config.rules.unplans_victims
         self._is_speculative = config.num_speculative_tokens > 0
         self._has_threshold = config.long_prefill_token_threshold > 0
         self._paces_prefill = config.prefill_schedule_interval > 1
@@ -190,21 +191,23 @@ class VllmV1Base(Policy):
         """Preempt until the request can have its blocks or is a victim itself. Returns the victims."""
         victims: list[Request] = []
         while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
-            victim = self._choose_victim()
+            victim = self._choose_victim(request)
             self._unplan(victim, plan)
             self._unseat(victim)
             self._preempt(victim, request, plan)
             victims.append(victim)
         return victims
 
-    def _choose_victim(self) -> Request:
+    def _choose_victim(self, requester: Request) -> Request:
+        """Who of those who run makes room for one of them. Pure."""
         if self._is_priority:
             return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
         return next(reversed(self._running))
 
     def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self.rules.unplans_victims and victim in plan.rows:
+        if self._unplans_victims and victim in plan.rows:
             plan.budget += plan.rows.pop(victim).num_tokens
+            plan.num_new_blocks -= victim.num_blocks + (-victim.num_computed_tokens // self._block_size)
 
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:
         """Recompute later: KV is lost, outputs stay, what is in flight becomes stale."""

@@ -13,8 +13,10 @@ from sim.errors import ScenarioError
 from sim.gpu import Gpu
 from sim.options import Count, CountOrZero, OneOf, Share
 from sim.policies.base import EngineLimits, EngineOptions
+from sim.policies.grid.head_of_line import HEAD_OF_LINE_HELP, HeadOfLine
 from sim.policies.grid.pacing import PACING_MEANING, PACINGS, AlwaysOptions, PacingOptions
 from sim.policies.grid.pressure import PressureKind
+from sim.policies.grid.victims import PLACE_HELP, VICTIM_HELP, VictimPlace, VictimRule
 from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions
 from sim.queues.fcfs import FcfsOptions
 
@@ -194,10 +196,13 @@ class VllmV1Options(SchedulerOptions):
     preemption: PressureKind = Field(
         default="recompute", description="when a block is lacking: recompute (vLLM's own), swap, pause or reject"
     )
+    victim: VictimRule = Field(default="own", description=VICTIM_HELP)
+    victim_goes_to: VictimPlace = Field(default="front", description=PLACE_HELP)
     num_cpu_blocks: CountOrZero = Field(default=2048, description="KV blocks of host memory, for preemption: swap")
     prefill_pacing: Annotated[PacingOptions, OneOf(PACINGS)] = Field(
         default=AlwaysOptions(), description=PACING_MEANING
     )
+    head_of_line: HeadOfLine = Field(default="stop", description=HEAD_OF_LINE_HELP)
     queue_order: Annotated[QueueOrderOptions, OneOf(QUEUE_ORDERS)] = Field(
         default=FcfsOptions(), description="who is next in the waiting queue, instead of vLLM's own order"
     )

@@ -28,6 +28,8 @@ class VllmV1Reference(VllmV1Base):
 
     def __init__(self, config: V1Config) -> None:
         super().__init__(config)
+        self._walks_on = config.policy == "priority" and config.rules.walks_on_after_self_preemption
+        """Whether those behind a requester that was its own victim have their turn."""
         self._decoding: list[list[Request]] = [[] for _ in range(config.pipeline_parallel_size)]
         """Who decoded in each lane's last decoding step."""
 
@@ -49,9 +51,9 @@ class VllmV1Reference(VllmV1Base):
                 position -= running.index(victim) < position
                 running.remove(victim)
             if request.status is not Status.RUNNING:
-                if self.config.policy == "fcfs" or not self.rules.walks_on_after_self_preemption:
-                    break
-                continue
+                if self._walks_on:
+                    continue
+                break
             self._schedule_running(request, num_tokens, plan)
             position += 1
 

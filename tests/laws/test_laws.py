@@ -91,6 +91,24 @@ VARIANTS = {
         "pause": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "pause"},
         "reject": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "preemption": "reject"},
         "levels": {"max_num_seqs": NUM_SLOTS, "chunk_size": TOKEN_BUDGET, "queue_order": LEVELS},
+        "oldest, in order": {
+            "max_num_seqs": NUM_SLOTS,
+            "chunk_size": TOKEN_BUDGET,
+            "victim": "oldest",
+            "victim_goes_to": "arrival_order",
+        },
+        "prefill first, fewest outputs": {
+            "max_num_seqs": NUM_SLOTS,
+            "chunk_size": TOKEN_BUDGET,
+            "step_composition": "prefill_first",
+            "victim": "fewest_outputs",
+        },
+        "pipeline, itself": {
+            "max_num_seqs": NUM_SLOTS,
+            "chunk_size": 16,
+            "pipeline_parallel_size": 2,
+            "victim": "itself",
+        },
     },
     "sarathi-vllm": {
         "predicted ITL": {
@@ -100,10 +118,17 @@ VARIANTS = {
             "queue_order": {"kind": "vtc"},
         },
         "whole prompts": {"max_num_seqs": NUM_SLOTS, "max_batched_tokens": TOKEN_BUDGET},
+        "closed batch, itself": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "closed_batch",
+            "victim": "itself",
+        },
     },
     "sarathi-orca": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
         "max_tokens": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens"},
+        "max_tokens, skip": {"max_num_seqs": NUM_SLOTS, "kv_admission": "max_tokens", "head_of_line": "skip"},
     },
     "sarathi-faster-transformer": {
         "max_model_len": {"max_num_seqs": NUM_SLOTS},
@@ -137,6 +162,12 @@ VARIANTS = {
             "preemption_mode": "swap",
             "num_cpu_blocks": 100,
         },
+        "chunked, pause": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "preemption": "pause",
+        },
         "prefix caching": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
@@ -147,6 +178,34 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "enable_chunked_prefill": True,
             "prefill_pacing": PREDICTED_ITL,
+        },
+        "decodes first, skip, newest to the tail": {
+            "max_num_seqs": NUM_SLOTS,
+            "head_of_line": "skip",
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "decodes_first",
+            "victim": "newest",
+            "victim_goes_to": "tail",
+        },
+        "alternating, lowest priority, swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "step_composition": "alternating",
+            "victim": "lowest_priority",
+            "preemption": "swap",
+            "num_cpu_blocks": 100,
+        },
+        "chunked, most blocks": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "enable_chunked_prefill": True,
+            "victim": "most_blocks",
+        },
+        "few tokens, oldest": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": 4,
+            "enable_chunked_prefill": True,
+            "victim": "oldest",
         },
         "every fourth step": {
             "max_num_seqs": NUM_SLOTS,
@@ -218,6 +277,46 @@ VARIANTS = {
             "max_num_batched_tokens": TOKEN_BUDGET,
             "async_scheduling": False,
             "queue_order": DROPS_LATE,
+        },
+        "skip, newest, in order": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "head_of_line": "skip",
+            "victim": "newest",
+            "victim_goes_to": "arrival_order",
+        },
+        "oldest, to the tail": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "victim": "oldest",
+            "victim_goes_to": "tail",
+        },
+        "fewest outputs, reject": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "victim": "fewest_outputs",
+            "preemption": "reject",
+        },
+        "most blocks, nothing reserved": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": 9,
+            "scheduler_reserve_full_isl": False,
+            "victim": "most_blocks",
+        },
+        "lowest priority, swap": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+            "victim": "lowest_priority",
+            "preemption": "swap",
+        },
+        "0.11, itself": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "vllm_version": "0.11.2",
+            "victim": "itself",
         },
         "0.11, no prefix caching": {
             "max_num_seqs": NUM_SLOTS,
@@ -789,13 +888,16 @@ def test_cheaper_steps_never_finish_later(case, pool, cheaper):
 OTHER_STEPS = [
     ("sarathi", "dynamic chunks"),
     ("sarathi", "pipeline"),
+    ("sarathi", "pipeline, itself"),
     ("vllm-v0", "few tokens"),
+    ("vllm-v0", "few tokens, oldest"),
     ("vllm-v0", "priority"),
     ("vllm-v0", "predicted ITL"),
     ("sarathi-vllm", "predicted ITL"),
     ("vllm-v1", "predicted ITL, async"),
     ("orca", "drops late"),
     ("vllm-v1", "drops late"),
+    ("vllm-v1", "most blocks, nothing reserved"),
 ]
 """Their steps do not hold the prompts of a whole batch, or overlap, or the batch is broken up by force or small, or
 late requests are turned away."""

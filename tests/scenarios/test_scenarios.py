@@ -53,6 +53,28 @@ def test_kv_pressure_is_limited_by_kv():
     assert summary["kv"]["peak_usage"] > 0.99
 
 
+def test_who_gives_up_kv_decides_how_often_and_how_much_is_computed_again():
+    comparison = sim.compare(load("victim_rules"))
+    found = {name: results.tables.requests for name, results in comparison.results.items()}
+    preemptions = {name: int(requests["num_preemptions"].sum()) for name, requests in found.items()}
+    recomputed = {name: int(requests["recomputed_tokens"].sum()) for name, requests in found.items()}
+    for name in ("oldest arrival", "most blocks"):
+        assert preemptions[name] < 0.6 * preemptions["base"]
+        assert recomputed[name] > 2 * recomputed["base"]
+    assert found["base"]["num_preemptions"].max() == 5
+    assert found["oldest arrival"]["num_preemptions"].max() > 50
+    tokens_per_s = [s["throughput"]["output_tokens_per_s"] for s in comparison.summaries.values()]
+    assert max(tokens_per_s) < 1.01 * min(tokens_per_s)
+    slowest_ns = {}
+    for name in ("base", "lowest priority"):
+        requests = found[name]
+        for index, traffic_class in enumerate(("chat", "reports")):
+            latency_ns = (requests["finished_ns"] - requests["arrival_ns"])[requests["class_index"] == index]
+            slowest_ns[name, traffic_class] = np.percentile(latency_ns, 99)
+    assert slowest_ns["lowest priority", "chat"] < 0.9 * slowest_ns["base", "chat"]
+    assert slowest_ns["lowest priority", "reports"] < 1.01 * slowest_ns["base", "reports"]
+
+
 def test_a_client_with_eight_connections_never_shows_more_than_eight():
     comparison = sim.compare(load("client_limit"))
     limited, unlimited = comparison.summaries.values()

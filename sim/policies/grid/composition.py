@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sim.step import BlockedBy
 
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from sim.policies.grid.phases import Phases
 
 
+StepComposition = Literal["decodes_first", "prefill_first", "alternating", "closed_batch"]
+
+
 class Composition(ABC):
     """Fills a step by asking the engine for its phases."""
 
+    kind: ClassVar[StepComposition | None] = None
+    """Its name in scenarios; None where it belongs to one engine."""
     batch: ClassVar[str]
     """Who may join and leave, and when, in a few words."""
     step: ClassVar[str]
@@ -46,6 +51,7 @@ class Composition(ABC):
 class DecodesFirst(Composition):
     """Everybody who decodes, then ongoing prefills, then new ones, in one step. Chunked or with whole prompts."""
 
+    kind = "decodes_first"
     batch = "every step"
     step = "prefills and decodes"
     order = "decodes, ongoing prefills, new prefills"
@@ -63,6 +69,7 @@ class DecodesFirst(Composition):
 class PrefillFirst(Composition):
     """A step prefills or decodes, and prefills as long as it can: those who decode stall meanwhile."""
 
+    kind = "prefill_first"
     batch = "every step"
     step = "prefills or decodes"
     order = "prefills, then decodes"
@@ -96,6 +103,7 @@ class PrefillFirst(Composition):
 class ClosedBatch(Composition):
     """Nobody joins until everybody who runs is done. Members that finish drop out of the computation."""
 
+    kind = "closed_batch"
     batch = "when all are done"
     step = "prefills or decodes"
     order = "one batch at a time"
@@ -121,6 +129,7 @@ class ClosedBatch(Composition):
 class Alternating(Composition):
     """A step of prefills, then one of decodes. A turn that finds nothing to prefill decodes at once."""
 
+    kind = "alternating"
     batch = "every step"
     step = "prefills or decodes"
     order = "prefills and decodes take turns"
@@ -152,3 +161,17 @@ class Alternating(Composition):
         if engine.num_swapped:
             return engine.steady_obstacle_to_return(draft)
         return engine.steady_obstacle(replace(draft, num_tokens=0))
+
+
+COMPOSITIONS: dict[StepComposition, type[Composition]] = {
+    "decodes_first": DecodesFirst,
+    "prefill_first": PrefillFirst,
+    "alternating": Alternating,
+    "closed_batch": ClosedBatch,
+}
+"""Those that every engine of the grid can be given."""
+
+
+def chosen(kind: StepComposition | None, own: Composition) -> Composition:
+    """The composition that a scenario asks for, or the engine's own: also where both have one name."""
+    return own if kind is None or kind == own.kind else COMPOSITIONS[kind]()

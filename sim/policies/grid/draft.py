@@ -64,6 +64,8 @@ class Draft:
     """Tokens planned so far, decodes included."""
     chunks: list[tuple[Request, int]] = field(default_factory=list)
     """Prefills in batch order: the request and its tokens."""
+    served: dict[Request, int] = field(default_factory=dict)
+    """Those who were given their decode one by one, and how many blocks each took for it."""
     decodes: bool = False
     """Whether the lane's batch of decodes runs."""
     admitted: list[Admission] = field(default_factory=list)

@@ -80,7 +80,7 @@ class GridPolicy(Phases):
         for victim, _, _ in draft.preempted:
             victim.policy_state.stale_tokens = NEVER
         for victim in draft.to_requeue:
-            self.queue.put_back(victim, now_ns)
+            self.put_back(victim, now_ns)
         self._swapped.extend(draft.swapped_out)
         return self._finish(draft)
 

@@ -79,6 +79,12 @@ class Members:
         lane = request.policy_state.lane
         return request.num_computed_tokens if lane == NEVER else self.lanes[lane].context(request)
 
+    def num_output_tokens(self, request: Request) -> int:
+        """Tokens of the answer of one of them, those in flight included."""
+        lane = request.policy_state.lane
+        num_ticks = 0 if lane == NEVER else self.lanes[lane].tick - request.joined_tick
+        return request.num_output_tokens + num_ticks
+
     def advance(self, lane: int, num_ticks: int = 1) -> None:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)
@@ -191,13 +197,13 @@ class Members:
             step.chunks = [
                 replace(chunk, is_last=False) if chunk.request is request else chunk for chunk in step.chunks
             ]
-            if not step.shape.num_decode or step.lane != lane:
+            if not step.shape.num_decode:
                 continue
-            num_decodes += 1
-            if request in step.joined:
+            # Its last token may be of another lane, whose later steps are in flight too: it is in none of them.
+            step.left = [*step.left, request]
+            if step.lane == lane:
+                num_decodes += 1
                 step.joined = [other for other in step.joined if other is not request]
-            else:
-                step.left = [*step.left, request]
         return num_decodes
 
 

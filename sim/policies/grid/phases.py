@@ -14,10 +14,12 @@ from sim.kv.counted import CountedCache
 from sim.policies.base import Policy
 from sim.policies.grid.config import GridConfig
 from sim.policies.grid.draft import Draft, GridState
+from sim.policies.grid.head_of_line import MISFITS
 from sim.policies.grid.members import Members
 from sim.policies.grid.pacing import Situation, build_pacing
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
+from sim.policies.grid.victims import Standing, choose, put_back
 from sim.queues.base import QueueOrder, Setting, build_order
 from sim.request import NEVER, Request, Status
 from sim.step import Admission, BlockedBy
@@ -44,7 +46,8 @@ class Phases(Policy):
         )
         kv_tokens = limits.num_gpu_blocks * limits.block_size
         self.queue = build_order(config.queue_order, Setting(limits.class_names, config.max_num_seqs, kv_tokens))
-        self.follows_arrival_order = self.queue.is_arrival_order
+        self._skips = config.head_of_line == "skip"
+        self.follows_arrival_order = self.queue.is_arrival_order and not self._skips
         self.deadlines = self.queue if self.queue.drops_late else None
         self.pacing = build_pacing(config.pacing, limits.predictor, plans_ahead=False, num_stages=num_stages)
         self.reads_clock = self.pacing.reads_clock or self.pacing.reads_batch or self.queue.reads_clock
@@ -110,9 +113,13 @@ class Phases(Policy):
     def requeue(self, victim: Request, draft: Draft) -> None:
         """A victim waits again: now, or when the step is planned."""
         if self.config.requeues_at_once:
-            self.queue.put_back(victim, draft.now_ns)
+            self.put_back(victim, draft.now_ns)
         else:
             draft.to_requeue.append(victim)
+
+    def put_back(self, victim: Request, now_ns: int) -> None:
+        """A victim takes its place in the queue."""
+        put_back(self.queue, victim, self.config.victim_goes_to, now_ns)
 
     @property
     def num_swapped(self) -> int:
@@ -158,12 +165,14 @@ class Phases(Policy):
         return self.num_stages > 1 and self.members.is_in_flight(request)
 
     def decode_one(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
-        """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
+        """Give a request its slot, preempting where none is free. Mutates `rest`; whether it decodes."""
         if not self.make_room(request, rest, draft):
             return False
-        if blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks:
+        needs_block = blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks
+        if needs_block:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
+        draft.served[request] = int(needs_block)
         self._publish([request])
         self.members.join_lane(request, draft.lane)
         draft.decodes = True
@@ -174,17 +183,48 @@ class Phases(Policy):
         """These decode: with prefix caching, blocks that their next tokens fill are known from now on."""
 
     def make_room(self, request: Request, rest: deque[Request], draft: Draft) -> bool:
-        """Preempt from the end of `rest`, or the request itself, until it has a slot. Whether it has one now."""
+        """Preempt until a request has a slot or is a victim itself; whether it has one now.
+
+        `rest`: those who run and were not yet visited in this step, in order. Mutates it.
+        """
         while not self._has_slot(request):
             if self.pressure == "pause":
-                self.members.leave_out(request, draft)
+                if request.policy_state.is_decoding:
+                    self.members.leave_out(request, draft)
                 draft.paused.append(request)
                 return False
-            victim = rest.pop() if rest else request
+            victim = self._choose_victim(request, rest, draft)
             relieve(self, victim, request, draft)
             if victim is request:
                 return False
         return True
+
+    def _choose_victim(self, request: Request, rest: deque[Request], draft: Draft) -> Request:
+        """Who makes room for a request; by the engines' own rule the end of `rest`. Mutates `rest` and the draft."""
+        rule = self.config.victim
+        if rule == "own":
+            return rest.pop() if rest else request
+        victim = choose(rule, [self._standing(member, request) for member in self.members])
+        if victim in rest:
+            rest.remove(victim)
+        else:
+            self._take_out(victim, draft)
+        return victim
+
+    def _standing(self, member: Request, requester: Request) -> Standing:
+        return Standing(
+            member,
+            self.members.num_output_tokens(member),
+            member.num_blocks,
+            member.policy_state.is_decoding,
+            member is requester,
+        )
+
+    def _take_out(self, victim: Request, draft: Draft) -> None:
+        """The decode of a victim goes back to the budget; in no step do prefills come before it. Mutates the draft."""
+        if victim in draft.served:
+            draft.num_new_blocks -= draft.served.pop(victim)
+            draft.num_tokens -= 1
 
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
@@ -259,6 +299,7 @@ class Phases(Policy):
     def admit(self, draft: Draft, num_running: int | None = None) -> None:
         """Bring in waiting requests, from the head, until one does not fit or its time has not come.
 
+        Where the engine skips the one that does not fit, those behind it have their turn.
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
         if not (self.queue or self._must_try_to_admit):
@@ -267,7 +308,8 @@ class Phases(Policy):
             num_running = len(self.members)
         self.queue.begin_admission(draft.now_ns)
         while True:
-            if not self._pacing_opens(num_running, draft):
+            candidate = self.queue.head(draft.now_ns) if self.pacing.reads_batch else None
+            if not self._pacing_opens(candidate, num_running, draft):
                 draft.blocked_by = BlockedBy.ADMISSION
                 return
             head = self.queue.head(draft.now_ns)
@@ -283,16 +325,28 @@ class Phases(Policy):
             draft.blocked_by = self.obstacle(head, num_tokens, draft)
             if draft.blocked_by is not BlockedBy.NOTHING:
                 self.queue.refused(head)
+                if self._skips and draft.blocked_by in MISFITS and not draft.preempted:
+                    self._admit_behind(head, num_running, draft)
                 return
             self._admit_one(head, num_tokens, draft)
 
-    def _pacing_opens(self, num_running: int, draft: Draft) -> bool:
+    def _admit_behind(self, head: Request, num_running: int, draft: Draft) -> None:
+        """Bring in whoever fits behind a head that does not, in their order. What holds back the head is noted."""
+        for request in [request for request in self.queue if request is not head]:
+            num_tokens = self.tokens_for(request, draft)
+            obstacle = self.obstacle(request, num_tokens, draft)
+            if obstacle is BlockedBy.SLOTS or not self._pacing_opens(request, num_running, draft):
+                return
+            if obstacle is BlockedBy.NOTHING and not self.is_hopeless(request, num_tokens):
+                self._admit_one(request, num_tokens, draft)
+
+    def _pacing_opens(self, candidate: Request | None, num_running: int, draft: Draft) -> bool:
         earliest_ns = None
         if self.pacing.reads_clock:
             earliest_ns = min([r.queued_ns for r in self.queue], default=None)
         next_decodes = None
-        if self.pacing.reads_batch and (head := self.queue.head(draft.now_ns)) is not None:
-            next_decodes = self.members.next_decodes(head, decodes_now=draft.decodes)
+        if self.pacing.reads_batch and candidate is not None:
+            next_decodes = self.members.next_decodes(candidate, decodes_now=draft.decodes)
         return self.pacing.opens(
             Situation(
                 draft.now_ns,
@@ -358,6 +412,8 @@ class Phases(Policy):
         obstacle = self.obstacle(head, num_tokens, draft)
         may_change = obstacle is BlockedBy.NOTHING
         may_change |= obstacle is not BlockedBy.SLOTS and type(queue).advance is not QueueOrder.advance
+        if self._skips and obstacle is not BlockedBy.SLOTS:
+            may_change |= any(not self.obstacle(r, self.tokens_for(r, draft), draft) for r in queue)
         return None if may_change else obstacle
 
     def steady_obstacle_to_return(self, draft: Draft) -> BlockedBy | None:

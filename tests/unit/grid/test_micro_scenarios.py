@@ -147,3 +147,39 @@ def test_a_full_reservation_avoids_pressure():
     tables = simulate("vllm-v0", two_that_outgrow_the_pool(), **options)
     assert tables.requests["num_preemptions"].tolist() == [0, 0]
     assert tables.iterations["num_decode"].max() == 1
+
+
+STALL = [(5, 1005, 0, 1000), *[(time, time + 1, 1, 0) for time in range(1005, 1020)]]
+"""The late prompt in a step of its own."""
+NO_STALL = [(5, 1006, 1, 1000), *[(time, time + 1, 1, 0) for time in range(1006, 1020)]]
+"""The same with the decode in it."""
+TURNS = [(5, 105, 0, 100)] + [
+    row for i in range(1, 10) for row in ((4 + 101 * i, 5 + 101 * i, 1, 0), (5 + 101 * i, 105 + 101 * i, 0, 100))
+]
+"""A chunk of 100 tokens, a decode, and so on."""
+WAITS = [*[(time, time + 1, 1, 0) for time in range(5, 20)], (20, 1020, 0, 1000)]
+"""It stays out until the answer is complete."""
+IN_A_ROW = [(5 + 100 * i, 105 + 100 * i, 0, 100) for i in range(10)]
+BESIDE = [*[(5 + 100 * i, 105 + 100 * i, 1, 99) for i in range(10)], (1005, 1016, 1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "step_composition", "expected"),
+    [
+        ("vllm-v0", "prefill_first", STALL),
+        ("vllm-v0", "decodes_first", NO_STALL),
+        ("vllm-v0", "alternating", STALL),
+        ("vllm-v0", "closed_batch", WAITS),
+        ("sarathi-orca", "prefill_first", STALL),
+        ("sarathi-orca", "closed_batch", WAITS),
+        ("sarathi-faster-transformer", "decodes_first", NO_STALL),
+        ("sarathi", "decodes_first", [*BESIDE, *[(time, time + 1, 1, 0) for time in range(1016, 1020)]]),
+        ("sarathi", "prefill_first", [*IN_A_ROW, *[(time, time + 1, 1, 0) for time in range(1005, 1020)]]),
+        ("sarathi", "alternating", [*TURNS, *[(time, time + 1, 1, 0) for time in range(1014, 1020)]]),
+        ("sarathi-simple-chunking", "prefill_first", [*IN_A_ROW, *[(t, t + 1, 1, 0) for t in range(1005, 1020)]]),
+    ],
+)
+def test_one_line_changes_what_a_step_consists_of(policy, step_composition, expected):
+    options = {"chunk_size": 100} if policy in ("sarathi", "sarathi-simple-chunking") else {}
+    found = log(simulate(policy, answer_and_late_prompt(), step_composition=step_composition, **options))
+    assert found == [*START, *expected]

@@ -93,6 +93,42 @@ def refusal(**engine):
             "contradicts scheduling_policy",
         ),
         ({"preemption": "swap", "enable_prefix_caching": True}, "engine.preemption", "shared blocks"),
+        ({"victim": "oldest", "kv_admission": "max_tokens"}, "engine.victim", "has no meaning with kv_admission"),
+        ({"victim": "oldest", "preemption": "pause"}, "engine.victim", "has no meaning with preemption 'pause'"),
+        ({"victim": "oldest", "scheduling_policy": "priority"}, "engine.victim", "contradicts scheduling_policy"),
+        ({"victim": "oldest", "enable_prefix_caching": True}, "engine.victim", "prefix caching"),
+        ({"victim": "youngest"}, "engine.victim", "'youngest'"),
+        ({"victim_goes_to": "tail", "kv_admission": "max_tokens"}, "engine.victim_goes_to", "has no meaning with"),
+        ({"victim_goes_to": "tail", "preemption": "swap"}, "engine.victim_goes_to", "preemption 'swap'"),
+        ({"victim_goes_to": "tail", "preemption_mode": "swap"}, "engine.victim_goes_to", "preemption 'swap'"),
+        ({"victim_goes_to": "tail", "queue_order": {"kind": "vtc"}}, "engine.victim_goes_to", "queue_order 'vtc'"),
+        ({"victim_goes_to": "tail", "scheduling_policy": "priority"}, "engine.victim_goes_to", "contradicts"),
+        ({"victim_goes_to": "back"}, "engine.victim_goes_to", "'back'"),
+        (
+            {"step_composition": "closed_batch", "enable_chunked_prefill": True},
+            "engine.step_composition",
+            "needs whole prompts",
+        ),
+        ({"policy": "sarathi", "step_composition": "closed_batch"}, "engine.step_composition", "needs whole prompts"),
+        (
+            {"step_composition": "decodes_first", "scheduling_policy": "priority"},
+            "engine.step_composition",
+            "contradicts scheduling_policy",
+        ),
+        ({"step_composition": "prefills"}, "engine.step_composition", "'prefills'"),
+        ({"head_of_line": "skip", "queue_order": {"kind": "vtc"}}, "engine.head_of_line", "queue_order 'vtc'"),
+        ({"head_of_line": "skip", "scheduling_policy": "priority"}, "engine.head_of_line", "contradicts"),
+        ({"head_of_line": "pass"}, "engine.head_of_line", "'pass'"),
+        (
+            {"policy": "sarathi", "preemption": "swap", "pipeline_parallel_size": 2},
+            "engine.preemption",
+            "needs the results",
+        ),
+        (
+            {"policy": "sarathi", "preemption": "pause", "pipeline_parallel_size": 2},
+            "engine.preemption",
+            "needs the results",
+        ),
         ({"preemption": "evict"}, "engine.preemption", "'evict'"),
         ({"prefill_pacing": {"kind": "sometimes"}}, "engine.prefill_pacing", "unknown pacing rule 'sometimes'"),
         ({"prefill_pacing": {"kind": "every_n_steps", "n": 0}}, "engine.prefill_pacing.n", "0"),
@@ -119,6 +155,26 @@ V1 = {"policy": "vllm-v1", "async_scheduling": False, "enable_prefix_caching": F
             "engine.queue_order",
             "contradicts scheduling_policy",
         ),
+        (V1 | {"victim": "oldest", "preemption": "pause"}, "engine.victim", "has no meaning with preemption 'pause'"),
+        (
+            V1 | {"victim": "lowest_priority", "scheduling_policy": "priority"},
+            "engine.victim",
+            "contradicts scheduling_policy priority",
+        ),
+        (V1 | {"victim": "youngest"}, "engine.victim", "'youngest'"),
+        (V1 | {"head_of_line": "skip", "queue_order": {"kind": "vtc"}}, "engine.head_of_line", "queue_order 'vtc'"),
+        (V1 | {"head_of_line": "skip", "scheduling_policy": "priority"}, "engine.head_of_line", "contradicts"),
+        (V1 | {"victim_goes_to": "tail", "preemption": "reject"}, "engine.victim_goes_to", "preemption 'reject'"),
+        (
+            V1 | {"victim_goes_to": "arrival_order", "queue_order": {"kind": "edf", "ttft_ms": 100}},
+            "engine.victim_goes_to",
+            "queue_order 'edf'",
+        ),
+        (
+            V1 | {"victim_goes_to": "tail", "scheduling_policy": "priority"},
+            "engine.victim_goes_to",
+            "contradicts scheduling_policy",
+        ),
         (V1 | {"preemption": "swap", "num_cpu_blocks": 3}, "engine.num_cpu_blocks", "do not hold"),
     ],
 )
@@ -134,6 +190,14 @@ def test_vllm_v1_without_an_override_is_its_own_planner():
     assert type(cls.build(cls.Options(policy="vllm-v1"), limits)).__name__ == "VllmV1"
     moved = cls.Options(policy="vllm-v1", queue_order={"kind": "vtc"})
     assert type(cls.build(moved, limits)).__name__ == "VllmV1Axes"
+
+
+def test_priority_scheduling_can_be_moved_along_other_axes():
+    common = V1 | {"scheduling_policy": "priority"}
+    paced = run(scenario(**common, prefill_pacing={"kind": "every_n_steps", "n": 1}))
+    own = run(scenario(**common))
+    for name, values in own.tables.requests.items():
+        assert values.tolist() == paced.tables.requests[name].tolist()
 
 
 @pytest.mark.parametrize("engine", [{}, V1], ids=["vllm-v0", "vllm-v1"])
