@@ -31,7 +31,7 @@ SPLITWISE: Change = {
         "per_prefill_pair_ns": 18.35,
     }
 }
-"""Whole iterations of Llama-2-70B on four A100-80GB (Microsoft, MIT), as `servesim calibrate import splitwise` fits them."""
+"""Whole iterations of Llama-2-70B on four A100-80GB (Microsoft, MIT) by `servesim calibrate import splitwise`."""
 
 
 def slower(factor: float) -> Change:
@@ -46,7 +46,9 @@ def slower(factor: float) -> Change:
 def dearer(scenario: str, factor: float, **figures: float) -> Change:
     """The scenario's own linear costs times `factor`, but for those that are given."""
     own = sim.load_scenario(FOLDER / f"{scenario}.yaml").cost.model_dump(exclude_defaults=True)
-    return {"cost": {name: v if name == "kind" else v * factor for name, v in own.items()} | figures | {"kind": "linear"}}
+    return {
+        "cost": {name: v if name == "kind" else v * factor for name, v in own.items()} | figures | {"kind": "linear"}
+    }
 
 
 def figures(scenario: str, *names: str) -> list[Figure]:
@@ -83,9 +85,10 @@ def test_orca_and_its_baseline_are_met_on_a_device_half_as_fast():
 def test_the_batch_of_a_server_that_keeps_up_is_the_rate_times_the_latency():
     scenario, (figure,) = "vllm_opt13b_sharegpt", figures("vllm_opt13b_sharegpt", "requests batched, vLLM")
     summary = sim.run(FOLDER / f"{scenario}.yaml").summary()
-    assert summary["iterations"]["mean_num_waiting"] < 0.1
+    running, waiting = (summary["iterations"][f"mean_num_{who}"] for who in ("running", "waiting"))
     by_littles_law = summary["throughput"]["requests_per_s"] * summary["metrics"]["e2e_ms"]["mean"] / 1e3
-    assert summary["iterations"]["mean_num_running"] == pytest.approx(by_littles_law, rel=0.05)
+    assert waiting < 0.1 * running
+    assert running + waiting == pytest.approx(by_littles_law, rel=0.05)
     assert 0.6 < changed(scenario, figure, ROOFLINE).ratio < 0.7
 
 
@@ -131,7 +134,9 @@ def artifact_timings(shared: Path) -> Change:
     steps = []
     for kind in ("prefill", "decode"):
         table = pd.read_csv(shared / f"data/profiles/sarathi_measured_batches/fig2_{kind}.csv")
-        for tokens, time_s in table.loc[table["Batch Id"] > 0, [f"batch_num_{kind}_tokens", "batch_execution_time"]].values:
+        for tokens, time_s in table.loc[
+            table["Batch Id"] > 0, [f"batch_num_{kind}_tokens", "batch_execution_time"]
+        ].values:
             is_prefill = kind == "prefill"
             steps.append(
                 prompts(int(tokens), 1, time_s * 1e3) if is_prefill else Step(int(tokens), 0.0, 0, 0.0, time_s * 1e3)
@@ -154,7 +159,7 @@ def test_the_printed_gaps_do_not_fit_the_budget(shared: Path):
     cost = cost_model(sim.load_scenario(FOLDER / "sarathi_table4_sharegpt.yaml"))
     ours_ms = cost.price(StepShape(prefills=((1024, 0),))) / 1e6
     (printed,) = figures("sarathi_table4_sharegpt", "P99 TBT, combined, ms")
-    assert (round(timed_ms), round(ours_ms, -1), printed.printed) == (217, 190, 140)
+    assert (round(timed_ms), round(ours_ms, -1), printed.printed) == (217, 180, 140)
 
 
 @pytest.mark.parametrize("lengths", ["sharegpt", "arxiv"])
@@ -162,7 +167,7 @@ def test_all_gaps_of_chunks_are_those_of_half_the_budget(lengths: str):
     entry = ENTRIES[f"sarathi_table4_{lengths}"]
     explaining = [figure for figure in entry.figures if figure.counts == "explains"]
     made = rows(entry.model_copy(update={"figures": explaining}))
-    assert len(made) == 2 and all(abs(row.ratio - 1) < 0.15 for row in made)
+    assert [abs(row.ratio - 1) < 0.15 for row in made] == [True, True]
 
 
 def test_one_run_of_table_4_may_well_give_the_printed_times():
@@ -174,7 +179,10 @@ def test_one_run_of_table_4_may_well_give_the_printed_times():
 
 
 def test_the_printed_growth_of_ttft_lies_between_our_load_and_that_of_the_artifacts_timings(shared: Path):
-    scenario, (figure,) = "sarathi_table4_sharegpt", figures("sarathi_table4_sharegpt", "P50 TTFT, hybrid batches only /")
+    scenario, (figure,) = (
+        "sarathi_table4_sharegpt",
+        figures("sarathi_table4_sharegpt", "P50 TTFT, hybrid batches only /"),
+    )
     theirs, ours = (
         np.median([changed(scenario, figure, change, draw).value for draw in range(9)])
         for change in (artifact_timings(shared), {})
@@ -185,10 +193,11 @@ def test_the_printed_growth_of_ttft_lies_between_our_load_and_that_of_the_artifa
 def test_prompts_of_arxiv_alone_nearly_fill_the_artifacts_server(shared: Path):
     table = pd.read_csv(shared / "data/profiles/sarathi_measured_batches/fig2_prefill.csv")
     table = table[table["Batch Id"] > 0].sort_values("batch_num_tokens")
-    requests = sim.run(FOLDER / "sarathi_table4_arxiv.yaml").requests()
-    lengths = np.random.default_rng(1).lognormal(np.log(7904) - 0.476**2 / 2, 0.476, 100_000).clip(max=15360)
-    assert requests["prompt_tokens"].mean() == pytest.approx(lengths.mean(), rel=0.1)
-    busy = 0.5 * np.interp(lengths, table["batch_num_tokens"], table["batch_execution_time"]).mean()
+    (traffic,) = sim.load_scenario(FOLDER / "sarathi_table4_arxiv.yaml").traffic
+    mean, sigma, longest = (getattr(traffic.prompt_tokens, name) for name in ("mean", "sigma", "max"))
+    lengths = np.random.default_rng(1).lognormal(np.log(mean) - sigma**2 / 2, sigma, 100_000).clip(max=longest)
+    times_s = np.interp(lengths, table["batch_num_tokens"], table["batch_execution_time"])
+    busy = traffic.arrivals.rate_per_s * times_s.mean()
     assert busy == pytest.approx(0.89, abs=0.01)
 
 
@@ -203,7 +212,10 @@ def test_waits_near_a_full_server_scatter():
 
 @pytest.mark.slow
 def test_sarathis_capacity_is_what_its_iterations_get_through():
-    scenario, (figure,) = "sarathi_capacity_yi34b", figures("sarathi_capacity_yi34b", "Sarathi / vLLM, P99 TBT under 0.2 s")
+    scenario, (figure,) = (
+        "sarathi_capacity_yi34b",
+        figures("sarathi_capacity_yi34b", "Sarathi / vLLM, P99 TBT under 0.2 s"),
+    )
     wider = figure.model_copy(update={"under": figure.under | {"p99_itl_ms": 250.0}})
     assert runs(scenario).value("base", wider) == runs(scenario).value("base", figure)
 
@@ -246,7 +258,7 @@ def test_one_run_of_100_requests_may_well_keep_what_is_printed():
 
 def test_the_real_vllm_with_66b_lies_between_the_rooflines_device_and_a_slower_one():
     scenario = "distserve_opt66b"
-    fast, slow = medians(scenario, ROOFLINE, 9), medians(scenario, dearer(scenario, 1.25), 9)
+    fast, slow = medians(scenario, ROOFLINE, 5), medians(scenario, dearer(scenario, 1.25), 5)
     for figure, most, least in zip(figures(scenario), fast, slow, strict=True):
         assert least < figure.printed < most
 
@@ -264,7 +276,9 @@ def test_what_schedulers_gain_in_anyscales_article_hangs_on_kernels_and_host():
     assert changed(scenario, gain, ROOFLINE).is_close
     own = sim.load_scenario(FOLDER / f"{scenario}.yaml").cost.model_dump()["base_ms"]
     rates = [
-        runs(scenario).value(variant, unpaged.model_copy(update={"change": dearer(scenario, 1, base_ms=own + extra_ms)}))
+        runs(scenario).value(
+            variant, unpaged.model_copy(update={"change": dearer(scenario, 1, base_ms=own + extra_ms)})
+        )
         for variant, extra_ms in (("continuous, no paging", 6), ("static", 0))
     ]
     assert rates[0] / rates[1] == pytest.approx(unpaged.printed, rel=0.05)

@@ -43,9 +43,7 @@ def test_lengths_have_the_printed_means_and_the_spread_of_figure_2(name: str):
     assert outputs[1] / 2 / outputs[0] == pytest.approx(299, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "name", ["sarathi_table4_sharegpt", "sarathi_capacity_yi34b", "sarathi_capacity_mistral7b"]
-)
+@pytest.mark.parametrize("name", ["sarathi_table4_sharegpt", "sarathi_capacity_yi34b", "sarathi_capacity_mistral7b"])
 def test_lengths_are_quantiles_of_the_authors_table(name: str, shared: Path):
     table = pd.read_csv(shared / "data/traces/length_tables/sharegpt_8k_first10000.csv")
     for lengths, column in (("prompt_tokens", "num_prefill_tokens"), ("output_tokens", "num_decode_tokens")):
@@ -85,9 +83,7 @@ def test_costs_of_vllm_with_larger_opt_grow_from_those_of_opt_13b(name: str, sha
     rows = layers * own.hidden_size / small.hidden_size
     token = {gpus: fits[gpus]["prefill"][1] * 1e3 for gpus in ("1", "4")}
     exchanged = (token["4"] - token["1"] / 4) * rows * (num_gpus - 1) / num_gpus / (3 / 4)
-    slower = (
-        load_gpu("a100-sxm-80gb").bandwidth_bytes_per_s / load_gpu(scenario.hardware.gpu).bandwidth_bytes_per_s
-    )
+    slower = load_gpu("a100-sxm-80gb").bandwidth_bytes_per_s / load_gpu(scenario.hardware.gpu).bandwidth_bytes_per_s
     assert costs(name) == pytest.approx(
         {
             "base_ms": fits["4"]["decoding_smallbs"][0] * layers,
@@ -170,7 +166,7 @@ def hosts(folder: Path, model: str, num_gpus: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "name, limit_ms, error", [("sarathi_capacity_yi34b", 200, 0.10), ("sarathi_capacity_mistral7b", 100, 0.15)]
+    ("name", "limit_ms", "error"), [("sarathi_capacity_yi34b", 200, 0.10), ("sarathi_capacity_mistral7b", 100, 0.15)]
 )
 def test_a_decode_iteration_is_the_fifth_of_the_strict_limit_that_sarathi_says(
     name: str, limit_ms: float, error: float
