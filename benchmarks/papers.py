@@ -239,15 +239,17 @@ figures `scenarios/papers/printed.yaml`. Nothing is fitted to a printed figure.
 
 Of all {ratios} ratios {signs} have the system ahead that the paper has ahead.
 
-- **Stated** means that paper or artifact name model, GPUs, lengths, load, limits and what both systems may hold, and that
-  we have it on record: read, not remembered. What is missing otherwise stands above each table.
-- **Ratios depend on the schedulers**, which is what is simulated; single rates and times depend on the kernels and hosts
-  of their year too. Costs follow from the set-up alone: what was timed on that hardware, of that engine or by the
-  paper's authors, where it has been published (`tests/scenarios/test_papers_set_ups.py` derives each figure from its
-  source), else the `roofline`, which has the efficiencies of kernels of 2025.
-- **Explains** marks rows that run otherwise than the paper says, **input** those that the scenario was made from; neither
-  is counted. What is said of a difference is computed in `tests/scenarios/test_papers_differences.py` where it says
-"tested"."""
+- **Stated** means that paper or artifact name model, GPUs, lengths, load, limits and what both systems may hold, and
+  that we have it on record: read, not remembered. What is missing otherwise stands above each table.
+- **Ratios** depend on the schedulers, which is what is simulated; single rates and times depend on the kernels and
+  hosts of their year too. Where both systems' figures are printed and their ratio is not (Sarathi's table 4, VTC's
+  runs), it is their quotient.
+- **Costs** follow from the set-up alone: what was timed on that hardware, of that engine or by the paper's authors,
+  where it has been published (`tests/scenarios/test_papers_set_ups.py` derives each figure from its source), else the
+  `roofline`, which has the efficiencies of kernels of 2025.
+- **Explains** marks rows that run otherwise than the paper says, **input** those that the scenario was made from;
+  neither is counted. What is said of a difference is computed in `tests/scenarios/test_papers_differences.py` where
+  it says "tested"."""
 
 
 def section(entry: Entry, rows: Sequence[Row], seconds: float) -> str:
