@@ -225,12 +225,12 @@ def test_sarathis_capacity_is_what_its_iterations_get_through():
 
 
 @pytest.mark.slow
-def test_no_costs_explain_sarathis_capacity(shared: Path):
+def test_the_rooflines_costs_explain_sarathis_capacity_no_better():
     scenario, (figure,) = (
         "sarathi_capacity_yi34b",
         figures("sarathi_capacity_yi34b", "Sarathi / vLLM, P99 TBT under 0.2 s"),
     )
-    for change in (ROOFLINE, artifact_timings(shared)):
+    for change in (ROOFLINE, slower(1.25)):
         assert 2.6 < changed(scenario, figure, change | {"run.num_requests": 1000}).value < 3.3
 
 
