@@ -93,6 +93,16 @@ def test_the_batch_of_a_server_that_keeps_up_is_the_rate_times_the_latency():
     assert 0.6 < changed(scenario, figure, ROOFLINE).ratio < 0.7
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cv", [0.8, 1.6])
+def test_the_spread_of_prompts_matters_little_to_the_ratios(cv: float):
+    scenario = "vllm_opt13b_sharegpt"
+    for figure in figures(scenario):
+        if figure.over:
+            own = changed(scenario, figure, {}).value
+            assert changed(scenario, figure, {"traffic.0.prompt_tokens.cv": cv}).value == pytest.approx(own, rel=0.1)
+
+
 def test_orca_that_knows_its_answers_batches_as_many_as_printed_where_more_arrive_than_it_can_serve():
     scenario = "vllm_opt13b_alpaca"
     oracle, vllm = figures(scenario, "requests batched, Orca (Oracle)", "requests batched, vLLM")
