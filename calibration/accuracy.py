@@ -35,7 +35,6 @@ STATISTICS = {"mean": None, "p50": 50, "p90": 90, "p95": 95, "p99": 99}
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "Latency"}
 """Metric -> what the published simulator's summary calls it."""
 _PUBLISHED_STATISTICS = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
-MAX_CAPTURED = 512
 _REQUEST_TIMES = ("queued_rel_s", "first_token_rel_s", "last_token_rel_s")
 
 Floats = NDArray[np.float64]
@@ -170,12 +169,11 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
         raise ArtifactError(
             "hardware.gpu", f"{artifact.hardware!r} is not listed", remedy="Add it to the table of GPUs."
         )
-    max_num_seqs = int(kwargs.get("max_num_seqs") or 256)
     prefix_caching = kv_cache.get("enable_prefix_caching", kwargs.get("enable_prefix_caching"))
     engine = {
         "policy": "vllm-v1",
         "vllm_version": str(meta["vllm_version"]),
-        "max_num_seqs": max_num_seqs,
+        "max_num_seqs": int(kwargs.get("max_num_seqs") or 256),
         "max_num_batched_tokens": int(kwargs.get("max_num_batched_tokens") or 2048),
         "block_size": _block_tokens(meta),
         "enable_prefix_caching": True if prefix_caching is None else bool(prefix_caching),
@@ -187,12 +185,7 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
     return {
         "hardware": {"gpu": artifact.gpu, "tensor_parallel": tensor_parallel},
         "engine": engine,
-        "cost": {
-            "kind": "table",
-            "artifact": "artifact.json",
-            # vLLM's default: twice the batch, at most 512
-            "max_cudagraph_capture_size": min(2 * max_num_seqs, MAX_CAPTURED),
-        },
+        "cost": {"kind": "table", "artifact": "artifact.json"},
         "traffic": [
             {
                 "name": "replay",
