@@ -1,4 +1,4 @@
-"""The command line: the only place that prints or exits.
+"""The command line: `sim/cli*.py` are the only place that prints, and this file the only one that exits.
 
 Commands parse, call the library and show what it returns. Exit codes: 0 done (also when the reader of a pipe has
 seen enough), 1 a log differs from its replay, 2 the user's error or what the system refuses, 3 a bug of ours, 130
@@ -81,11 +81,6 @@ def end() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without, say, × shows the rest
     sys.exit(main())
-
-
-app.command()(cli_planning.capacity)
-app.command()(cli_planning.sweep)
-app.command()(cli_planning.tune)
 
 
 @app.callback(invoke_without_command=True)
@@ -228,7 +223,7 @@ def why(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Simulate a scenario and say what its latencies are made of and what would change them."""
+    """Say what latencies are made of, and what would change them."""
     from sim.planning.why import why as explain_run
     from sim.report.why import why_report
 
@@ -238,6 +233,11 @@ def why(
         print_json(explanation)
     else:
         show(why_report(explanation, title=loaded.name))
+
+
+app.command()(cli_planning.capacity)
+app.command()(cli_planning.tune)
+app.command()(cli_planning.sweep)
 
 
 @app.command()
@@ -266,14 +266,14 @@ def gpus(as_json: AsJson = False) -> None:
 
 @app.command()
 def policies(as_json: AsJson = False) -> None:
-    """List the scheduling policies: what each does, whom it copies, and its options."""
-    from sim.report.catalog import engine_option_rows, policy_rows
+    """List the schedulers: what each does, whom it copies, options."""
+    from sim.report.catalog import engine_option_rows, kinds, policy_rows
     from sim.report.console import policies_report
 
     if as_json:
         print_json(policy_rows())
     else:
-        show(policies_report(policy_rows(), engine_option_rows()))
+        show(policies_report(policy_rows(), engine_option_rows(), kinds()))
 
 
 @app.command()
@@ -283,7 +283,7 @@ def conformance(
         typer.Argument(metavar="PATH", help="goldens: an input, its log, or folders of them", show_default=False),
     ],
 ) -> None:
-    """Replay step logs of real engines and compare every field of every step."""
+    """Replay step logs of real engines, and compare every field."""
     from sim.conformance import report, suite
     from sim.conformance.golden import find_goldens
 
@@ -307,7 +307,7 @@ def conformance(
     add_help_option=False,
 )
 def calibrate(context: typer.Context) -> None:
-    """Make cost artifacts from measured kernels and check predictions; see `servesim calibrate --help`."""
+    """Make cost artifacts from measurements, and check predictions."""
     calibration = import_module("calibration.cli")  # by name: the simulator itself must run without it
     calibration.app(context.args, prog_name="servesim calibrate")
 

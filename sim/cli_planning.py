@@ -1,4 +1,4 @@
-"""The commands that need many runs: capacities and sweeps."""
+"""The commands that need many runs: capacities, sweeps and tuning, and what `run` and `compare` need of them."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def capacity(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Find the largest load that meets the SLO, with a confidence interval."""
+    """Find the largest load that meets the SLO, with its interval."""
     from sim.planning.capacity import find_capacity
     from sim.planning.headroom import answer, changes
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
     loaded, workers = load(scenario, overrides, seed, allow_imports), Workers(jobs, dask)
     check_folder(out)
-    with progress_line() as progress:
+    with runs_line() as progress:
         found = find_capacity(
             loaded,
             low=low,
@@ -63,9 +63,9 @@ def capacity(
             max_replications=max_replications,
             num_requests=requests,
             workers=workers,
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
         )
-        progress("trying rises", None, None)
+        progress("trying rises", len(found.search.runs))
         said = answer(found, changes(found, workers), rate)
     give(said, capacity_report(said), out, "capacity.json", as_json)
 
@@ -82,7 +82,10 @@ def sweep(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Simulate every point of the `sweep` section; with --out, go on where an earlier call stopped."""
+    """Simulate every point of the `sweep` section.
+
+    With --out, points that an earlier call finished are not simulated again.
+    """
     from sim.planning.sweep import Plan
     from sim.planning.sweep import sweep as run_sweep
     from sim.planning.workers import Workers
@@ -125,19 +128,23 @@ def tune(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Recommend max_num_batched_tokens and max_num_seqs for the SLO, and try them under stress."""
+    """Recommend a token budget and a number of slots for the SLO.
+
+    These are max_num_batched_tokens and max_num_seqs; both settings, yours and the recommended one, are tried under
+    a burst of long prompts and under clients that leave.
+    """
     from sim.planning.tune import tune as tune_scenario
     from sim.planning.workers import Workers
     from sim.report.planning import tune_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
     loaded = load(scenario, overrides, seed, allow_imports)
     check_folder(out)
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = tune_scenario(
             loaded,
             workers=Workers(jobs, dask),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
             precision=precision,
             max_replications=max_replications,
             num_requests=requests,
@@ -152,14 +159,14 @@ def compare_capacities(
     from sim.planning.ratio import compare_capacities as compare
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_comparison_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = compare(
             *scenarios,
             **search,
             workers=Workers(jobs),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
         ).to_dict()
     report = capacity_comparison_report(said, title=scenarios[0].name)
     give(said, report, out, "capacities.json", as_json)
@@ -170,13 +177,13 @@ def replicate(scenario: Scenario, precision: float, out: Path | None, jobs: int 
     from sim.planning.replicate import replicate as replicate_scenario
     from sim.planning.workers import Workers
     from sim.report.planning import replicated_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = replicate_scenario(
             scenario,
             precision=precision,
             workers=Workers(jobs),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
         ).to_dict()
     give(said, replicated_report(said), out, "replications.json", as_json)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -49,12 +50,16 @@ def number(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+_SPELLED = {"kv": "KV", "gib": "GiB", "gb/s": "GB/s", "tb/s": "TB/s", "tflops": "TFLOPS"}
+"""Words of a key that a heading writes otherwise."""
+
+
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of equal keys as a table; numbers are right-aligned."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, key in enumerate(rows[0]):
         is_number = all(row[key] is None or isinstance(row[key], (int, float)) for row in rows)
-        header = key.replace("_per_", "_/").replace("_", "\n")
+        header = "\n".join(_SPELLED.get(word, word) for word in key.replace("_per_", "/").split("_"))
         table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0, overflow="fold")
     for row in rows:
         table.add_row(*(number(value, 6) for value in row.values()))
@@ -77,9 +82,12 @@ _AXES = {
 
 
 def policies_report(
-    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
+    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]
 ) -> Iterator[RenderableType]:
-    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options."""
+    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options.
+
+    `kinds`: what may stand under the keys that choose an implementation.
+    """
     yield from grid_report(policies)
     for row in policies:
         yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
@@ -87,6 +95,8 @@ def policies_report(
         yield rows_table("", row["options"])
         yield ""
     yield rows_table("options of every policy", engine_options)
+    yield ""
+    yield facts_table("kinds, and the options of each", list(kinds.items()))
 
 
 def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
@@ -99,15 +109,15 @@ def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableTyp
         for row in policies:
             if row["axes"]:
                 engines.setdefault(row["axes"][axis], []).append(row["policy"])
-        yield facts_table(heading, [(f"  {value}", ", ".join(names)) for value, names in engines.items()])
+        yield facts_table(heading, [(value, ", ".join(names)) for value, names in engines.items()], indent=2)
     yield ""
 
 
-def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
-    """Two columns: what, and how much."""
+def facts_table(title: str, facts: Sequence[tuple[str, str]], indent: int = 0) -> Table:
+    """Two columns: what, indented by so many spaces, and how much."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for what, how_much in facts:
-        table.add_row(Text(what), Text(how_much))
+        table.add_row(Padding(Text(what), (0, 0, 0, indent)), Text(how_much))
     return table
 
 
@@ -318,7 +328,8 @@ def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[R
             ),
         ],
     )
-    yield rows_table("requests that the KV cache holds at once", explanation["requests_that_fit"])
+    yield Text("requests that the KV cache holds at once", style="italic")
+    yield rows_table("", explanation["requests_that_fit"])
     yield Text(explanation["at_once"]["verdict"])
 
 
