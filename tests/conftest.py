@@ -3,8 +3,6 @@
 It is found by the variable SERVESIM_SHARED (default: `../shared` beside the repository). Tests that need it
 skip where it is absent. Under SERVESIM_REQUIRE_SHARED=1 a skip for the lack of it is a failure wherever the
 folder exists, so that no check is lost in silence.
-
-Examples of Hypothesis are the same in every run, and how long one takes fails no test.
 """
 
 import os
@@ -13,10 +11,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("servesim", derandomize=True, deadline=None)
-settings.load_profile("servesim")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("SERVESIM_SHARED") or ROOT.parent / "shared").resolve()

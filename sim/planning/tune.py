@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.build import replica
 from sim.errors import ScenarioError
+from sim.metrics.wording import percent
 from sim.planning.capacity import Capacity, Progress, find_capacity
 from sim.planning.probe import Observation, common_warm_up, observe
 from sim.planning.ratio import ratio_of, with_equal_replications
@@ -231,5 +232,5 @@ def _reason(own: tuple[int, int], best: Setting, mine: Setting, ratio: Any) -> s
         return "no other setting bears surely more: keep yours"
     changed = [(key, new > old) for key, old, new in zip(_KEYS, own, _pair(best), strict=True) if new != old]
     why = "; ".join(f"{key} {'up' if is_up else 'down'}: {_WHY[key, is_up]}" for key, is_up in changed)
-    more = f"{ratio.value - 1:.0%} more load (95 % CI {ratio.low - 1:.0%} to {ratio.high - 1:.0%})"
+    more = f"{percent(ratio.value - 1)} more load (95 % CI {percent(ratio.low - 1)} to {percent(ratio.high - 1)})"
     return f"it bears {more}; {mine.worst} bound before. {why}"

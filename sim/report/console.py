@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.metrics.coverage import coverage_line, uncertainty_line
+from sim.metrics.wording import percent
 
 _LATENCIES = {
     "ttft_ms": "TTFT, ms",
@@ -208,7 +209,7 @@ def _replicas_table(replicas: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("limited by", no_wrap=True)
     for row in replicas[:_MOST_REPLICAS]:
         running, waiting = number(row["mean_num_running"], 3), number(row["mean_num_waiting"], 3)
-        shares = [_percent(row[key]) for key in ("busy_share", "mean_kv_usage")]
+        shares = [percent(row[key], 1) for key in ("busy_share", "mean_kv_usage")]
         table.add_row(Text(row["name"]), f"{row['num_requests']:,}", running, waiting, *shares, row["binds"])
     if len(replicas) > _MOST_REPLICAS:
         table.add_row(f"and {len(replicas) - _MOST_REPLICAS} more")
@@ -226,8 +227,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "requests", _outcomes(summary["outcomes"], summary["turned_away"])
     yield (
         "KV cache",
-        f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
-        f"{_percent(kv['peak_usage'])} at peak; " + _preemptions(kv),
+        f"{number(kv['num_blocks'])} blocks, {percent(kv['mean_usage'], 1)} used on average, "
+        f"{percent(kv['peak_usage'], 1)} at peak; " + _preemptions(kv),
     )
     yield (
         "iterations",
@@ -242,7 +243,7 @@ def _preemptions(kv: Mapping[str, Any]) -> str:
         return "no preemptions"
     return (
         f"{number(kv['num_preemptions'])} preemptions (up to {kv['max_preemptions']} of one request), "
-        f"{number(kv['recomputed_tokens'])} tokens recomputed ({_percent(kv['recomputed_share'])} of all prefill)"
+        f"{number(kv['recomputed_tokens'])} tokens recomputed ({percent(kv['recomputed_share'], 1)} of all prefill)"
     )
 
 
@@ -279,8 +280,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         )
     if waste["padding_tokens"] or waste["finished_slot_s"]:
         yield (
-            f"{_percent(waste['padding_share'])} of the computed tokens were padding, and finished requests held their "
-            f"places for {_percent(waste['finished_slot_share'])} of the time that places were held"
+            f"{percent(waste['padding_share'], 1)} of the computed tokens were padding, and finished requests held "
+            f"their places for {percent(waste['finished_slot_share'], 1)} of the time that places were held"
         )
     for metric, statistics in summary["censored"].items():
         yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
@@ -302,10 +303,6 @@ def _cost_notes(cost: Mapping[str, Any]) -> Iterator[str]:
 
 def _goodput(rate: float | None) -> str:
     return "" if rate is None else f", {number(rate)} good requests/s"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sim.metrics.wording import percent
 from sim.report.console import facts_table, number
 
 _CHANGED = {"rate": "load", "prompt_tokens": "prompts", "output_tokens": "answers"}
@@ -50,14 +51,14 @@ def replicated_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
     table = _table("", "mean", "95 % CI", "±")
     for name, figure in said["figures"].items():
         half = (figure["ci_high"] - figure["ci_low"]) / 2
-        share = f"{half / figure['value']:.1%}" if figure["value"] else ""
+        share = f"{percent(half / figure['value'], 1)}" if figure["value"] else ""
         table.add_row(name, number(figure["value"]), _between(figure), share)
     yield table
     yield Text(f"note: {said['replications']} replications; {said['method']}")
     if said["instability"]:
         yield Text(said["instability"], style="bold")
     elif not said["is_precise"]:
-        yield Text(f"note: the tails are not known to {said['precision']:.1%} after so many", style="bold")
+        yield Text(f"note: the tails are not known to {percent(said['precision'], 1)} after so many", style="bold")
 
 
 def tune_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -112,9 +113,9 @@ def _targets(answer: Mapping[str, Any]) -> Table:
 def _changes(headroom: Mapping[str, Any]) -> Table:
     table = _table(f"from {number(headroom['load'])} on", "", "worst off", "at", "limit")
     for change in headroom["changes"]:
-        what = f"{change['factor'] - 1:.0%} more {_CHANGED[change['what']]}"
+        what = f"{percent(change['factor'] - 1)} more {_CHANGED[change['what']]}"
         if change["what"] != "rate":
-            what = f"{change['factor'] - 1:.0%} longer {_CHANGED[change['what']]}"
+            what = f"{percent(change['factor'] - 1)} longer {_CHANGED[change['what']]}"
         worst = [change["worst"] or "", number(change["value"]) if change["worst"] else ""]
         limit = number(change["limit"]) if change["worst"] else ""
         table.add_row(what, _HOLDS[change["holds"]], *worst, limit)
