@@ -32,6 +32,7 @@ from sim.cli_options import (
     Requests,
     ScenarioPath,
     Seed,
+    refuse_without,
 )
 from sim.cli_output import check_folder, load, name_files, print_json, show, show_table
 from sim.errors import UserError
@@ -94,6 +95,7 @@ def _options(
 
 @app.command()
 def run(
+    context: typer.Context,
     scenario: ScenarioPath,
     out: Out = None,
     overrides: Overrides = None,
@@ -127,6 +129,7 @@ def run(
     if precision is not None:
         cli_planning.replicate(loaded, precision, out, jobs, as_json)
         return
+    refuse_without(context, "--precision", "jobs")
     results = run_with_cost_uncertainty(loaded) if cost_uncertainty else simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
@@ -142,6 +145,7 @@ def run(
 
 @app.command()
 def compare(
+    context: typer.Context,
     scenarios: Annotated[list[Path], typer.Argument(metavar="SCENARIO...", help="one file with variants, or several")],
     out: Out = None,
     overrides: Overrides = None,
@@ -165,6 +169,7 @@ def compare(
         search = {"precision": precision, "max_replications": max_replications, "num_requests": requests}
         cli_planning.compare_capacities(loaded, search, out, jobs, as_json)
         return
+    refuse_without(context, "--capacity", "precision", "max_replications", "requests", "jobs")
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
     if out is not None:

@@ -107,6 +107,8 @@ def sweep(
             many=yes,
             progress=lambda num, total: progress(f"{num} of {total} points", num, total),
         )
+    for note in swept.notes():
+        typer.echo(note, err=True)
     written = [] if out is None else swept.save(out)
     if as_json:
         print_json(swept.to_dict())

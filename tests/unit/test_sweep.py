@@ -89,10 +89,12 @@ def test_a_changed_scenario_starts_afresh(tmp_path: Path):
     first = sweep(scenario(), tmp_path, workers=ONE)
     other = sweep(scenario(seed=2), tmp_path, workers=ONE)
     assert (other.num_resumed, other.num_stale) == (0, 4)
+    assert list(other.notes()) == ["4 points of another scenario were removed from the folder"]
     assert first.answers != other.answers
     assert len(list((tmp_path / "points").iterdir())) == 4
     wider = sweep(scenario(GRID | {"engine.max_num_seqs": [2, 4, 8]}, seed=2), tmp_path, workers=ONE)
     assert (wider.num_resumed, wider.num_stale) == (4, 0)
+    assert list(wider.notes()) == ["4 of 6 points were finished before"]
 
 
 def test_a_changed_trace_is_a_changed_scenario(tmp_path: Path):
