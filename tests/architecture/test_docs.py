@@ -8,7 +8,6 @@ import pytest
 
 from sim.cli import app
 from sim.doors.base import DOORS
-from sim.policies.base import POLICIES
 from sim.queues.base import QUEUE_ORDERS
 from sim.registry import Registry
 
@@ -47,17 +46,6 @@ def test_every_command_is_named_in_it(path: Path):
 def test_every_order_and_door_has_its_row(registry: Registry[Any]):
     rows = re.findall(r"^\| (`[^|]*`) \|", (ROOT / "docs" / "queues.md").read_text("utf-8"), re.MULTILINE)
     assert set(registry) - set(re.findall(r"`(\w+)`", " ".join(rows))) == set()
-
-
-def test_the_readme_links_every_page():
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    index = next(line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("| `docs/`"))
-    assert set(re.findall(r"\]\((docs/[^)]+)\)", index)) == pages
-
-
-def test_the_readme_names_every_policy():
-    (schedulers,) = re.findall(r"- \*\*Schedulers\.\*\*.*?\n- ", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert set(POLICIES) - set(re.findall(r"`([\w-]+)`", schedulers)) == set()
 
 
 def test_every_folder_of_tests_has_its_row():
