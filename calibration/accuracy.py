@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import sim
 from calibration import csv_table
 from calibration.importers.llmservingsim import Link, import_profile
+from calibration.json_file import read_json
 from calibration.models import bundled_name
 from sim.cost.artifact import Artifact
 from sim.cost.roofline import RooflineOptions
@@ -145,10 +146,7 @@ def _check_complete(results: sim.Results, num_requests: int) -> None:
 
 def _read_meta(run: Path) -> dict[str, Any]:
     path = run / "meta.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as JSON ({error})", valid="expected a measured run") from error
+    meta = read_json(path, valid="expected a measured run")
     if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs"), dict) or "vllm_version" not in meta:
         raise ArtifactError(str(path), "does not say engine_kwargs and vllm_version", valid="expected a measured run")
     return meta
@@ -215,10 +213,10 @@ def _link(run: Path) -> Link | None:
     path = run / "cluster_config.json"
     if not path.is_file():
         return None
+    config = read_json(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
         return Link(bytes_per_us=float(config["link_bw"]) * 1e3, latency_us=float(config["link_latency"]) * 1e-3)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(str(path), f"does not give link_bw and link_latency ({error!r})") from error
 
 
@@ -233,7 +231,8 @@ def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] |
         text = (gzip.decompress(content) if trace.suffix == ".gz" else content).decode()
         rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ArtifactError(str(trace), f"cannot be read as JSON lines ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(str(trace), f"cannot be read as JSON lines ({reason})") from error
     _check_prompts(trace, [row.get("input_length") for row in rows], requests, run)
     return [row.get("hash_ids") or [] for row in rows]
 

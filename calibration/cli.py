@@ -156,9 +156,10 @@ def clients(
     """Replay measured runs, and compare client by client."""
     from calibration.clients import check_clients
 
+    checked = [(run, check_clients(profile, run)) for run in runs]
     typer.echo(f"{'measured and simulated, s':38}{'first token':>20}{'whole request':>29}{'total':>26}")
-    for run in runs:
-        for client in check_clients(profile, run):
+    for run, found in checked:
+        for client in found:
             pairs = (client.first_token_s, client.request_s, client.total_s)
             cells = "".join(
                 f"{measured:10.1f}{simulated:9.1f}{_percent(error, 9)}"

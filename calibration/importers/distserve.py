@@ -8,7 +8,6 @@ iteration of the model up to `LARGEST_BATCH`; what they say of larger batches is
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from calibration.grids import rising, term
+from calibration.json_file import read_json
 from calibration.models import load_plain_model
 from calibration.plausible import check_plausible
 from calibration.whole_steps import Origin, artifact_of, prompt_terms
@@ -59,13 +59,11 @@ def import_coefficients(
 
 def _read(path: Path, engine: str, tensor_parallel: int) -> _Coefficients:
     try:
-        content = _FILE.validate_python(json.loads(path.read_text(encoding="utf-8")))
+        content = _FILE.validate_python(read_json(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = f"{path}: {'.'.join(map(str, first['loc']))}"
         raise ArtifactError(place, first["msg"], valid="expected coefficients of DistServe's estimators") from error
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as JSON ({error})") from error
     if engine not in content:
         raise ArtifactError("--engine", f"{path} has none of {engine!r}", valid=f"it has {', '.join(content)}")
     by_degree = content[engine]

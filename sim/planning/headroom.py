@@ -188,6 +188,8 @@ def _notes(capacity: Capacity) -> list[str]:
         )
     if not capacity.warm_up[1]:
         notes.append("the runs do not settle within their first half: make them longer with --requests")
+    if any(target.name == STABILITY for target in capacity.search.targets):
+        notes.append("stability: seconds by which waits grow in a second of arrivals")
     lost = sum(one.no_answer_share for one in seen) / len(seen)
     if lost > 0.01:
         notes.append(f"{percent(lost, 1)} of the requests got no answer and count in no latency")
