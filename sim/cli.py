@@ -269,16 +269,16 @@ def gpus(as_json: AsJson = False) -> None:
     show_table("GPUs", gpu_rows(), as_json)
 
 
-@app.command()
+@app.command(short_help="List the schedulers: what each does, whom it copies, options.")
 def policies(as_json: AsJson = False) -> None:
-    """List the schedulers: what each does, whom it copies, options."""
-    from sim.report.catalog import engine_option_rows, kinds, policy_rows
+    """List the scheduling policies: what each does, whom it copies, and its options."""
+    from sim.report.catalog import engine_option_rows, policy_rows
     from sim.report.console import policies_report
 
     if as_json:
         print_json(policy_rows())
     else:
-        show(policies_report(policy_rows(), engine_option_rows(), kinds()))
+        show(policies_report(policy_rows(), engine_option_rows()))
 
 
 @app.command()

@@ -6,15 +6,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from sim.doors.base import DOORS
 from sim.gpu import gpus
 from sim.model import models
-from sim.options import Options
 from sim.policies.base import POLICIES, EngineOptions, Policy
-from sim.policies.grid.pacing import PACINGS
-from sim.queues.base import QUEUE_ORDERS
-from sim.registry import Registry
-from sim.routing.base import ROUTING
 
 GIB = 2**30
 
@@ -73,24 +67,6 @@ def _axes(policy: type[Policy]) -> dict[str, str]:
 def engine_option_rows() -> list[dict[str, Any]]:
     """One row per option that every policy has."""
     return [row for row in _option_rows(EngineOptions) if row["option"] != "policy"]
-
-
-def kinds() -> dict[str, str]:
-    """Key -> the `kind`s that may stand under it, each with the names of its options."""
-    families: dict[str, Registry[Any]] = {
-        "queue_order": QUEUE_ORDERS,
-        "admission_control": DOORS,
-        "prefill_pacing": PACINGS,
-        "fleet.router": ROUTING,
-    }
-    return {
-        key: "; ".join(_kind(name, family.load(name).Options) for name in family) for key, family in families.items()
-    }
-
-
-def _kind(name: str, options: type[Options]) -> str:
-    own = [key for key in options.model_fields if key != "kind"]
-    return f"{name} ({', '.join(own)})" if own else name
 
 
 def _option_rows(options: type[EngineOptions], beyond: type[EngineOptions] | None = None) -> list[dict[str, Any]]:

@@ -83,12 +83,9 @@ _AXES = {
 
 
 def policies_report(
-    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]
+    policies: Sequence[Mapping[str, Any]], engine_options: Sequence[Mapping[str, Any]]
 ) -> Iterator[RenderableType]:
-    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options.
-
-    `kinds`: what may stand under the keys that choose an implementation.
-    """
+    """The grid of engines and axes; then what each policy does, whom it copies, how far to trust that, its options."""
     yield from grid_report(policies)
     for row in policies:
         yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
@@ -96,8 +93,6 @@ def policies_report(
         yield rows_table("", row["options"])
         yield ""
     yield rows_table("options of every policy", engine_options)
-    yield ""
-    yield facts_table("kinds, and the options of each", list(kinds.items()))
 
 
 def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

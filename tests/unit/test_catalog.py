@@ -1,16 +1,10 @@
 """What `servesim policies` says, which comes from the policies themselves."""
 
 import json
-from io import StringIO
 
-from rich.console import Console
-
-from sim.doors.base import DOORS
 from sim.policies.base import POLICIES
 from sim.policies.vllm_v1_config import VERSIONS
-from sim.queues.base import QUEUE_ORDERS
-from sim.report.catalog import engine_option_rows, kinds, policy_rows
-from sim.report.console import grid_report
+from sim.report.catalog import engine_option_rows, policy_rows
 
 
 def test_every_policy_says_what_it_does_whom_it_copies_and_what_proves_it():
@@ -42,20 +36,3 @@ def test_defaults_are_plain_data():
     assert rows["vtc"]["queue_order"] == "vtc_fair"
     assert rows["static"]["preferred_batch_size"] is None
     json.dumps(list(rows.values()))
-
-
-def test_every_kind_is_named_with_its_options():
-    found = kinds()
-    assert list(found) == ["queue_order", "admission_control", "prefill_pacing", "fleet.router"]
-    for key, family in (("queue_order", QUEUE_ORDERS), ("admission_control", DOORS)):
-        assert [kind.partition(" (")[0] for kind in found[key].split("; ")] == list(family)
-    assert found["queue_order"].startswith("fcfs; priority; priority_aging (age_s); sjf (prediction); ")
-
-
-def test_the_second_line_of_a_value_is_indented_like_the_first():
-    console = Console(width=80, file=StringIO())
-    for renderable in grid_report(policy_rows()):
-        console.print(renderable)
-    lines = console.file.getvalue().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("  the step's chunk, the whole prompt "))
-    assert lines[first + 1].rstrip() == "  reserved"
