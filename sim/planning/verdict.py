@@ -152,7 +152,8 @@ def _reason(loser: Summary, winner: Summary) -> str:
     running, best = _num_running(loser), _num_running(winner)
     stall_ms, shortest_ms = _longest_stall_ms(loser), _longest_stall_ms(winner)
     if running < 0.9 * best:
-        causes.append(f"had {running:.3g} requests running on average against {best:.3g}")
+        few = f"{running:.3g} request{'' if f'{running:.3g}' == '1' else 's'}"
+        causes.append(f"had {few} running on average against {best:.3g}")
     if _queue_share(loser) - _queue_share(winner) >= _WORTH_NAMING:
         causes.append(f"kept requests queued for {percent(_queue_share(loser))} of their latency{_what_for(loser)}")
     if running >= 0.9 * best and stall_ms > 2 * shortest_ms:

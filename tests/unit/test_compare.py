@@ -173,6 +173,7 @@ def summary(**changes: object) -> dict:
             "left 70 % of the KV that requests had reserved unused while others waited for it",
         ),
         ({"running": 4.0}, "had 4 requests running on average against 8"),
+        ({"running": 0.9999}, "had 1 request running on average against 8"),
         (
             {"running": 4.0, "queue": 500.0},
             "had 4 requests running on average against 8, and kept requests queued for 50 % of their latency",
