@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import sim
 from calibration import csv_table
 from calibration.importers.llmservingsim import Link, import_profile
+from calibration.json_file import read_json
 from calibration.models import bundled_name
 from sim.cost.artifact import Artifact
 from sim.cost.roofline import RooflineOptions
@@ -35,7 +36,6 @@ STATISTICS = {"mean": None, "p50": 50, "p90": 90, "p95": 95, "p99": 99}
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "Latency"}
 """Metric -> what the published simulator's summary calls it."""
 _PUBLISHED_STATISTICS = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
-MAX_CAPTURED = 512
 _REQUEST_TIMES = ("queued_rel_s", "first_token_rel_s", "last_token_rel_s")
 
 Floats = NDArray[np.float64]
@@ -146,10 +146,7 @@ def _check_complete(results: sim.Results, num_requests: int) -> None:
 
 def _read_meta(run: Path) -> dict[str, Any]:
     path = run / "meta.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as JSON ({error})", valid="expected a measured run") from error
+    meta = read_json(path, valid="expected a measured run")
     if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs"), dict) or "vllm_version" not in meta:
         raise ArtifactError(str(path), "does not say engine_kwargs and vllm_version", valid="expected a measured run")
     return meta
@@ -170,12 +167,11 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
         raise ArtifactError(
             "hardware.gpu", f"{artifact.hardware!r} is not listed", remedy="Add it to the table of GPUs."
         )
-    max_num_seqs = int(kwargs.get("max_num_seqs") or 256)
     prefix_caching = kv_cache.get("enable_prefix_caching", kwargs.get("enable_prefix_caching"))
     engine = {
         "policy": "vllm-v1",
         "vllm_version": str(meta["vllm_version"]),
-        "max_num_seqs": max_num_seqs,
+        "max_num_seqs": int(kwargs.get("max_num_seqs") or 256),
         "max_num_batched_tokens": int(kwargs.get("max_num_batched_tokens") or 2048),
         "block_size": _block_tokens(meta),
         "enable_prefix_caching": True if prefix_caching is None else bool(prefix_caching),
@@ -187,12 +183,7 @@ def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) ->
     return {
         "hardware": {"gpu": artifact.gpu, "tensor_parallel": tensor_parallel},
         "engine": engine,
-        "cost": {
-            "kind": "table",
-            "artifact": "artifact.json",
-            # vLLM's default: twice the batch, at most 512
-            "max_cudagraph_capture_size": min(2 * max_num_seqs, MAX_CAPTURED),
-        },
+        "cost": {"kind": "table", "artifact": "artifact.json"},
         "traffic": [
             {
                 "name": "replay",
@@ -222,10 +213,10 @@ def _link(run: Path) -> Link | None:
     path = run / "cluster_config.json"
     if not path.is_file():
         return None
+    config = read_json(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
         return Link(bytes_per_us=float(config["link_bw"]) * 1e3, latency_us=float(config["link_latency"]) * 1e-3)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(str(path), f"does not give link_bw and link_latency ({error!r})") from error
 
 
@@ -240,7 +231,8 @@ def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] |
         text = (gzip.decompress(content) if trace.suffix == ".gz" else content).decode()
         rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ArtifactError(str(trace), f"cannot be read as JSON lines ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(str(trace), f"cannot be read as JSON lines ({reason})") from error
     _check_prompts(trace, [row.get("input_length") for row in rows], requests, run)
     return [row.get("hash_ids") or [] for row in rows]
 

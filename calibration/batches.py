@@ -14,7 +14,8 @@ import numpy as np
 
 from calibration import csv_table
 from calibration.grids import Floats, rising, term
-from sim.cost.artifact import Artifact, Shape
+from calibration.whole_steps import Origin, artifact_of
+from sim.cost.artifact import Artifact
 from sim.cost.table import Table
 from sim.errors import ArtifactError
 from sim.model import load_model
@@ -86,34 +87,20 @@ def _artifact(folder: Path) -> Artifact:
     row_us = rising(np.concatenate([decode_us[:1], prompt_us - pairs * pair_us]))
     beyond_us = np.maximum(decode_us - np.interp(decodes, rows, row_us), 0.0)
     context = np.array([0.0, prompt[-1]])
-    model = load_model(_MODEL)
-    return Artifact(
-        hardware="A100-80GB-PCIe",
-        gpu=None,
-        model=model.name,
-        shape=Shape.of(model),
-        dtype="float16",
-        kv_dtype_bytes=2.0,
-        tensor_parallel=2,
-        measured_on="at an unstated date",
-        versions={},
-        source="Sarathi-Serve, github.com/microsoft/sarathi-serve, osdi-experiments, figure 2",
-        licence="Apache-2.0",
-        cuda_graph_sizes=[],
-        terms=[
-            term("tokens", "rows", [rows], row_us, 1, "all that depends on rows, whatever they are"),
-            term("decode_attention", "decodes", [decodes, _CONTEXTS], np.stack([beyond_us] * 2, axis=1), 1),
-            term(
-                "prefill_attention",
-                "pairs",
-                [prompt, context],
-                pair_us * (pairs[:, None] + prompt[:, None] * context),
-                1,
-            ),
-        ],
-        missing=[],
-        holdout_error={},
+    origin = Origin(
+        "A100-80GB-PCIe",
+        None,
+        2,
+        "Sarathi-Serve, github.com/microsoft/sarathi-serve, osdi-experiments, figure 2",
+        "Apache-2.0",
     )
+    pairs_us = pair_us * (pairs[:, None] + prompt[:, None] * context)
+    terms = [
+        term("tokens", "rows", [rows], row_us, 1, "all that depends on rows, whatever they are"),
+        term("decode_attention", "decodes", [decodes, _CONTEXTS], np.stack([beyond_us] * 2, axis=1), 1),
+        term("prefill_attention", "pairs", [prompt, context], pairs_us, 1),
+    ]
+    return artifact_of(origin, load_model(_MODEL), terms)
 
 
 def _figure(folder: Path, operation: str) -> tuple[Floats, Floats]:

@@ -38,7 +38,7 @@ app.command("fit-server")(fitting.fit_server)
 def show(
     path: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="a cost artifact (JSON)")], as_json: AsJson = False
 ) -> None:
-    """Print what an artifact is, its terms, and how well they interpolate."""
+    """Print what an artifact is, its terms, and their errors."""
     from sim.cost.artifact import read_artifact
 
     artifact = read_artifact(path, place="ARTIFACT")
@@ -117,7 +117,7 @@ def points(
     num_worst: Annotated[int, typer.Option("--worst", min=0, help="points with the largest errors to list")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Predict published closed-loop points and compare times and throughput, group by group."""
+    """Predict published closed-loop points, and compare by group."""
     from dataclasses import asdict
 
     from calibration.host import vllm_host_us
@@ -153,12 +153,13 @@ def clients(
     runs: Annotated[list[Path], typer.Argument(help="runs of S-LoRA's server under VTC's queues (CSV)")],
     profile: Annotated[Path, typer.Option("--profile", help="the server's own cost_profile.json")],
 ) -> None:
-    """Replay measured runs client by client, and compare mean latencies."""
+    """Replay measured runs, and compare client by client."""
     from calibration.clients import check_clients
 
+    checked = [(run, check_clients(profile, run)) for run in runs]
     typer.echo(f"{'measured and simulated, s':38}{'first token':>20}{'whole request':>29}{'total':>26}")
-    for run in runs:
-        for client in check_clients(profile, run):
+    for run, found in checked:
+        for client in found:
             pairs = (client.first_token_s, client.request_s, client.total_s)
             cells = "".join(
                 f"{measured:10.1f}{simulated:9.1f}{_percent(error, 9)}"
@@ -171,7 +172,7 @@ def clients(
 def batches(
     folder: Annotated[Path, typer.Argument(help="folder of Sarathi-Serve's measured batches (CSV)")],
 ) -> None:
-    """Price measured iterations from other iterations of the same GPU, and compare."""
+    """Price measured iterations from other ones, and compare."""
     from calibration.batches import check_batches
 
     for batch in check_batches(folder):

@@ -53,7 +53,9 @@ def check_clients(profile: Path, run: Path) -> list[Client]:
     """Replay one run on the profile: all clients together first, then each. Raises ArtifactError for other files."""
     order = ORDERS.get(run.name.partition("_")[0])
     if order is None:
-        raise ArtifactError(str(run), "does not say the order of its queue", valid=f"names begin with {list(ORDERS)}")
+        raise ArtifactError(
+            str(run), "does not say the order of its queue", valid=f"names begin with {' or '.join(ORDERS)}"
+        )
     requests = csv_table.read(run, _COLUMNS, _COLUMNS[4:]).sort_values("req_time_s", kind="stable")
     clients = sorted(requests["client"].unique().tolist())
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,10 @@ def profile(
     threads: Threads = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the random weights")] = 0,
 ) -> None:
-    """Time a model's kernels on this machine, where least is known first."""
+    """Time a model's kernels on this machine.
+
+    Points come first where least is known; those that the file holds are not timed again.
+    """
     place = _open(device, threads)
     from calibration.fit import worst_regions
     from calibration.points import NO_LIMIT, Limits
@@ -88,7 +91,7 @@ def verify(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON and nothing else")] = False,
 ) -> None:
-    """Predict a scenario, then serve it for real on this machine, and compare."""
+    """Predict a scenario, then serve it for real here, and compare."""
     place = _open(device, threads)
     from calibration.verify import verify as predict_and_serve
 

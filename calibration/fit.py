@@ -19,6 +19,7 @@ from calibration.cuda_graphs import VLLM_0_19_0
 from calibration.grids import Floats, term
 from calibration.host import WORK_ON_THE_HOST
 from calibration.iterations import correct
+from calibration.models import gpu_of_driver
 from calibration.raw import Metadata, RawFile
 from calibration.residuals import by_region
 from calibration.screening import check_points
@@ -35,7 +36,6 @@ from calibration.surface import (
 )
 from sim.cost.artifact import AXES, Artifact, Residual, Shape, Term
 from sim.errors import ArtifactError
-from sim.gpu import gpus
 from sim.model import Model, parse_config
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _artifact(
     has_graphs = bool((points["mode"] == "graph").any())
     return Artifact(
         hardware=metadata.hardware.name,
-        gpu=known_gpu(metadata.hardware.name),
+        gpu=gpu_of_driver(metadata.hardware.name),
         model=model.name,
         shape=Shape.of(model),
         dtype=metadata.dtype,
@@ -337,14 +337,3 @@ def _artifact(
         },
         residuals=residuals,
     )
-
-
-def known_gpu(hardware: str) -> str | None:
-    """The bundled GPU that a driver calls so: `NVIDIA H100 80GB HBM3` is h100-sxm. None: not listed."""
-    words = hardware.lower().replace("-", " ").split()
-    found = []
-    for gpu in gpus():
-        parts = set(gpu.name.split("-")) - {"sxm"}
-        if parts <= set(words) and ("pcie" in parts) == ("pcie" in words):
-            found.append((len(parts), gpu.name))
-    return max(found)[1] if found else None

@@ -46,7 +46,10 @@ def fit(
 def check(
     path: Raw, artifact_path: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="what was fitted to them (JSON)")]
 ) -> None:
-    """Fit again and compare with an artifact; exit code 1 where they differ."""
+    """Fit again and compare with an artifact.
+
+    The exit code is 1 where they differ.
+    """
     from calibration import raw
     from calibration.check import differences
     from calibration.fit import fit as fit_raw

@@ -60,3 +60,14 @@ def plain_name(name: str) -> str:
 def known_gpu(hardware: str) -> str | None:
     """The bundled GPU of this name, spelled in whatever way."""
     return next((gpu.name for gpu in gpus() if plain_name(gpu.name) == plain_name(hardware)), None)
+
+
+def gpu_of_driver(name: str) -> str | None:
+    """The bundled GPU that a driver names so: `NVIDIA H100 80GB HBM3` is h100-sxm. None: not listed."""
+    words = name.lower().replace("-", " ").split()
+    found = []
+    for gpu in gpus():
+        parts = set(gpu.name.split("-")) - {"sxm"}
+        if parts <= set(words) and ("pcie" in parts) == ("pcie" in words):
+            found.append((len(parts), gpu.name))
+    return max(found)[1] if found else None

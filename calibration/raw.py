@@ -175,7 +175,7 @@ def _read_table(path: Path, place: str) -> tuple[Any, Metadata]:
     except OSError as error:
         raise ArtifactError(
             place,
-            f"cannot read {str(path)!r} ({error.strerror or error})",
+            f"cannot read {str(path)!r} ({error.strerror or ('no file' if not path.exists() else error)})",
             remedy="`servesim calibrate profile` makes a raw file.",
         ) from error
     except (pa.ArrowInvalid, KeyError) as error:

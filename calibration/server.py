@@ -13,7 +13,6 @@ A log of iterations is CSV or JSON lines (`.jsonl`), one row each, with `num_pre
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from calibration import csv_table
 from calibration.grids import Floats
+from calibration.json_file import read_json
 from calibration.whole_steps import NUM_FOLDS, Step
 from sim.errors import ArtifactError
 
@@ -175,10 +175,7 @@ def _goes_on(errors: Floats) -> NDArray[np.bool_]:
 
 
 def _read_bench(path: Path) -> Requests:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as JSON ({error})") from error
+    content = read_json(path)
     lists: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in LISTS}
     absent = [name for name, values in lists.items() if not isinstance(values, list)]
     if absent:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from sim.cost.artifact import Artifact
+from sim.metrics.stats import mean_interval
 from sim.results import Results
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p99")
 MEAN_AIM, P99_AIM = 0.05, 0.15
 """Largest errors that a good artifact should leave in means and in 99th percentiles."""
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t for 95 % intervals with 1, 2, ... degrees of freedom; about 2 beyond."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,7 @@ class Row:
     @property
     def half_width(self) -> float | None:
         """Half of the 95 % interval of the measured mean (Student's t); None with one repeat."""
-        num = len(self.measured)
-        if num < 2:
-            return None
-        t = _T_95[num - 2] if num - 2 < len(_T_95) else 2.0
-        return float(t * np.std(self.measured, ddof=1) / num**0.5)
+        return mean_interval(np.array(self.measured)).half_width if len(self.measured) > 1 else None
 
     @property
     def aim(self) -> float | None:

@@ -6,14 +6,15 @@ for each decode, each token of KV that decodes read, each token of a prompt and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from calibration.grids import Floats, term
-from sim.cost.artifact import Term
+from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
+from sim.model import Model
 
 NUM_FOLDS = 5
 _POINTS_PER_OCTAVE = 4
@@ -40,6 +41,45 @@ class Linear(NamedTuple):
     per_context_token: float
     per_prefill_token: float
     per_pair: float
+
+
+class Origin(NamedTuple):
+    """Where published times come from. `hardware` is its name there, `gpu` the bundled one that it is, if any."""
+
+    hardware: str
+    gpu: str | None
+    tensor_parallel: int
+    source: str
+    licence: str
+
+
+def artifact_of(
+    origin: Origin,
+    model: Model,
+    terms: list[Term],
+    step_ms: float = 0.0,
+    holdout_error: Mapping[str, float] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> Artifact:
+    """The artifact of a model in 16 bit whose whole iterations were timed: nothing is missing or padded once more."""
+    return Artifact(
+        hardware=origin.hardware,
+        gpu=origin.gpu,
+        model=model.name,
+        shape=Shape.of(model),
+        dtype="float16",
+        kv_dtype_bytes=2.0,
+        tensor_parallel=origin.tensor_parallel,
+        measured_on="at an unstated date",
+        versions=dict(versions or {}),
+        source=origin.source,
+        licence=origin.licence,
+        cuda_graph_sizes=[],
+        step_us=step_ms * 1e3,
+        terms=terms,
+        missing=[],
+        holdout_error=dict(holdout_error or {}),
+    )
 
 
 def prompts(prompt_tokens: int, batch: int, time_ms: float) -> Step:

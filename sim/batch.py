@@ -152,8 +152,7 @@ class RunningBatch:
     @property
     def context_sum_sq(self) -> int:
         """Sum of the squares of the members' contexts."""
-        tick = self.tick
-        return self._offset_sum_sq + tick * (2 * self._offset_sum + self.num_decode * tick)
+        return self.context_sums()[1]
 
     def context_sums(self) -> tuple[int, int, int]:
         """Sum, sum of squares and maximum of the members' contexts."""

@@ -1,4 +1,4 @@
-"""The command line: the only place that prints or exits.
+"""The command line: `sim/cli*.py` are the only place that prints, and this file the only one that exits.
 
 Commands parse, call the library and show what it returns. Exit codes: 0 done (also when the reader of a pipe has
 seen enough), 1 a log differs from its replay, 2 the user's error or what the system refuses, 3 a bug of ours, 130
@@ -32,6 +32,7 @@ from sim.cli_options import (
     Requests,
     ScenarioPath,
     Seed,
+    refuse_without,
 )
 from sim.cli_output import check_folder, load, name_files, print_json, show, show_table
 from sim.errors import UserError
@@ -83,11 +84,6 @@ def end() -> NoReturn:
     sys.exit(main())
 
 
-app.command()(cli_planning.capacity)
-app.command()(cli_planning.sweep)
-app.command()(cli_planning.tune)
-
-
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,
@@ -99,6 +95,7 @@ def _options(
 
 @app.command()
 def run(
+    context: typer.Context,
     scenario: ScenarioPath,
     out: Out = None,
     overrides: Overrides = None,
@@ -132,6 +129,7 @@ def run(
     if precision is not None:
         cli_planning.replicate(loaded, precision, out, jobs, as_json)
         return
+    refuse_without(context, "--precision", "jobs")
     results = run_with_cost_uncertainty(loaded) if cost_uncertainty else simulate(loaded)
     written = [] if out is None else save(results, loaded, out) + _draw(results, out)
     if as_json:
@@ -147,6 +145,7 @@ def run(
 
 @app.command()
 def compare(
+    context: typer.Context,
     scenarios: Annotated[list[Path], typer.Argument(metavar="SCENARIO...", help="one file with variants, or several")],
     out: Out = None,
     overrides: Overrides = None,
@@ -170,6 +169,7 @@ def compare(
         search = {"precision": precision, "max_replications": max_replications, "num_requests": requests}
         cli_planning.compare_capacities(loaded, search, out, jobs, as_json)
         return
+    refuse_without(context, "--capacity", "precision", "max_replications", "requests", "jobs")
     comparison = compare_scenarios(*loaded)
     written: list[Path] = []
     if out is not None:
@@ -228,7 +228,7 @@ def why(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Simulate a scenario and say what its latencies are made of and what would change them."""
+    """Say what latencies are made of, and what would change them."""
     from sim.planning.why import why as explain_run
     from sim.report.why import why_report
 
@@ -238,6 +238,11 @@ def why(
         print_json(explanation)
     else:
         show(why_report(explanation, title=loaded.name))
+
+
+app.command()(cli_planning.capacity)
+app.command()(cli_planning.tune)
+app.command()(cli_planning.sweep)
 
 
 @app.command()
@@ -264,7 +269,7 @@ def gpus(as_json: AsJson = False) -> None:
     show_table("GPUs", gpu_rows(), as_json)
 
 
-@app.command()
+@app.command(short_help="List the schedulers: what each does, whom it copies, options.")
 def policies(as_json: AsJson = False) -> None:
     """List the scheduling policies: what each does, whom it copies, and its options."""
     from sim.report.catalog import engine_option_rows, kind_rows, policy_rows
@@ -283,7 +288,7 @@ def conformance(
         typer.Argument(metavar="PATH", help="goldens: an input, its log, or folders of them", show_default=False),
     ],
 ) -> None:
-    """Replay step logs of real engines and compare every field of every step."""
+    """Replay step logs of real engines, and compare every field."""
     from sim.conformance import report, suite
     from sim.conformance.golden import find_goldens
 
@@ -307,7 +312,7 @@ def conformance(
     add_help_option=False,
 )
 def calibrate(context: typer.Context) -> None:
-    """Make cost artifacts from measured kernels and check predictions; see `servesim calibrate --help`."""
+    """Make cost artifacts from measurements, and check predictions."""
     calibration = import_module("calibration.cli")  # by name: the simulator itself must run without it
     calibration.app(context.args, prog_name="servesim calibrate")
 

@@ -16,6 +16,14 @@ def _folder(name: str) -> Path:
     return Path(name)
 
 
+def refuse_without(context: typer.Context, needed: str, *names: str) -> None:
+    """Raise UserError for a parameter among `names` that was given and says nothing without the option `needed`."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"--{name.replace('_', '-')}", f"says nothing without {needed}")
+
+
 ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)", show_default=False)]
 Out = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""The commands that need many runs: capacities and sweeps."""
+"""The commands that need many runs: capacities, sweeps and tuning, and what `run` and `compare` need of them."""
 
 from __future__ import annotations
 
@@ -45,23 +45,19 @@ def capacity(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Find the largest load that meets the SLO, with a confidence interval."""
+    """Find the largest load that meets the SLO, with its interval."""
     from sim.planning.capacity import find_capacity
     from sim.planning.fleet_size import check_has_rate, fleet_size
     from sim.planning.headroom import answer, changes
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
     loaded, workers = load(scenario, overrides, seed, allow_imports), Workers(jobs, dask)
     check_folder(out)
     if rate is not None:
         check_has_rate(loaded)
-    with progress_line() as progress:
-
-        def told(what: str, num_runs: int) -> None:
-            progress(f"{what}, {num_runs} runs", None, None)
-
+    with runs_line() as progress:
         found = find_capacity(
             loaded,
             low=low,
@@ -70,11 +66,11 @@ def capacity(
             max_replications=max_replications,
             num_requests=requests,
             workers=workers,
-            progress=told,
+            progress=progress,
         )
-        progress("trying rises", None, None)
+        progress("trying rises", len(found.search.runs))
         rises = changes(found, workers)
-        fleet = None if rate is None else fleet_size(found, rate, workers=workers, progress=told)
+        fleet = None if rate is None else fleet_size(found, rate, workers=workers, progress=progress)
         said = answer(found, rises, fleet)
     give(said, capacity_report(said), out, "capacity.json", as_json)
 
@@ -91,7 +87,10 @@ def sweep(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Simulate every point of the `sweep` section; with --out, go on where an earlier call stopped."""
+    """Simulate every point of the `sweep` section.
+
+    With --out, points that an earlier call finished are not simulated again.
+    """
     from sim.planning.sweep import Plan
     from sim.planning.sweep import sweep as run_sweep
     from sim.planning.workers import Workers
@@ -113,6 +112,8 @@ def sweep(
             many=yes,
             progress=lambda num, total: progress(f"{num} of {total} points", num, total),
         )
+    for note in swept.notes():
+        typer.echo(note, err=True)
     written = [] if out is None else swept.save(out)
     if as_json:
         print_json(swept.to_dict())
@@ -134,19 +135,23 @@ def tune(
     as_json: AsJson = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Recommend max_num_batched_tokens and max_num_seqs for the SLO, and try them under stress."""
+    """Recommend a token budget and a number of slots for the SLO.
+
+    These are max_num_batched_tokens and max_num_seqs; both settings, yours and the recommended one, are tried under
+    a burst of long prompts and under clients that leave.
+    """
     from sim.planning.tune import tune as tune_scenario
     from sim.planning.workers import Workers
     from sim.report.planning import tune_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
     loaded = load(scenario, overrides, seed, allow_imports)
     check_folder(out)
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = tune_scenario(
             loaded,
             workers=Workers(jobs, dask),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
             precision=precision,
             max_replications=max_replications,
             num_requests=requests,
@@ -161,14 +166,14 @@ def compare_capacities(
     from sim.planning.ratio import compare_capacities as compare
     from sim.planning.workers import Workers
     from sim.report.planning import capacity_comparison_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = compare(
             *scenarios,
             **search,
             workers=Workers(jobs),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
         ).to_dict()
     report = capacity_comparison_report(said, title=scenarios[0].name)
     give(said, report, out, "capacities.json", as_json)
@@ -179,13 +184,13 @@ def replicate(scenario: Scenario, precision: float, out: Path | None, jobs: int 
     from sim.planning.replicate import replicate as replicate_scenario
     from sim.planning.workers import Workers
     from sim.report.planning import replicated_report
-    from sim.report.progress import progress_line
+    from sim.report.progress import runs_line
 
-    with progress_line() as progress:
+    with runs_line() as progress:
         said = replicate_scenario(
             scenario,
             precision=precision,
             workers=Workers(jobs),
-            progress=lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None),
+            progress=progress,
         ).to_dict()
     give(said, replicated_report(said), out, "replications.json", as_json)

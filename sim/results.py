@@ -420,7 +420,7 @@ class Results:
             drain="cut" if facts.cut_drain else whole,
             num_measured=num_measured,
             num_cut=num_cut,
-            description=f"{num_measured} requests measured, from {start_s:.3f} s to {end_s:.3f} s; {cuts}",
+            description=f"{num_measured:,} requests measured, from {start_s:.3f} s to {end_s:.3f} s; {cuts}",
         )
 
     def _stop(self) -> str:

@@ -69,6 +69,8 @@ def save_run(folder: Path, tables: Tables, facts: RunFacts, breakdown: Breakdown
 
 def load_run(folder: Path) -> tuple[Tables, RunFacts, Breakdown, WorkShares]:
     """What `save_run` wrote. Raises UserError for a folder that holds no run, or files of several."""
+    if not folder.is_dir():
+        raise UserError(str(folder), "no such folder", remedy=_REMEDY)
     tables: dict[str, Columns] = {}
     facts: dict[str, Any] = {}
     for name in TABLE_NAMES:
@@ -103,6 +105,8 @@ def _read(path: Path) -> tuple[Columns, dict[str, Any]]:
     try:
         table = pq.read_table(path)
         facts: dict[str, Any] = json.loads((table.schema.metadata or {})[_FACTS_KEY])
+    except FileNotFoundError as error:
+        raise UserError(str(path), "no such file", remedy=_REMEDY) from error
     except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
         raise UserError(str(path), f"is not a table of a run ({type(error).__name__})", remedy=_REMEDY) from error
     return {name: table[name].to_numpy() for name in table.column_names}, facts

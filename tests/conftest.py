@@ -18,7 +18,7 @@ SHARED = Path(os.environ.get("SERVESIM_SHARED") or ROOT.parent / "shared").resol
 FOR_LACK_OF_SHARED = re.compile(r"SERVESIM_SHARED|\.\./shared")
 MAY_NOT_SKIP = os.environ.get("SERVESIM_REQUIRE_SHARED") == "1" and SHARED.is_dir()
 
-settings.register_profile("same_each_time", derandomize=True)
+settings.register_profile("same_each_time", derandomize=True, deadline=None)
 settings.load_profile("same_each_time")  # --hypothesis-profile=default draws other examples in every run
 
 

@@ -8,7 +8,6 @@ iteration of the model up to `LARGEST_BATCH`; what they say of larger batches is
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +15,11 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from calibration.grids import rising, term
+from calibration.json_file import read_json
 from calibration.models import load_plain_model
 from calibration.plausible import check_plausible
-from calibration.whole_steps import prompt_terms
-from sim.cost.artifact import Artifact, Shape, Term
+from calibration.whole_steps import Origin, artifact_of, prompt_terms
+from sim.cost.artifact import Artifact, Term
 from sim.errors import ArtifactError
 from sim.options import Count, NonNegative, Options
 
@@ -49,37 +49,21 @@ def import_coefficients(
     step = min(fixed, own.decoding_smallbs[0], own.decoding_largebs[0])
     # Σn² = 2·pairs − Σn: pairs are what chunks of one iteration add up to
     chunks = prompt_terms(fixed - step, per_token - per_square, 2 * per_square, (1, _LARGEST_PROMPTS))
-    artifact = Artifact(
-        hardware="A100-SXM-80GB",
-        gpu="a100-sxm-80gb",
-        model=described.name,
-        shape=Shape.of(described),
-        dtype="float16",
-        kv_dtype_bytes=2.0,
-        tensor_parallel=tensor_parallel,
-        measured_on="at an unstated date",
-        versions={"engine": engine},
-        source="DistServe, github.com/LLMServe/DistServe, simdistserve/estimators/profile_data",
-        licence="Apache-2.0",
-        cuda_graph_sizes=[],
-        step_us=step * 1e3,
-        terms=[_decodes(own, step, described.max_position_embeddings), *chunks],
-        missing=[],
-        holdout_error={},
-    )
+    source = "DistServe, github.com/LLMServe/DistServe, simdistserve/estimators/profile_data"
+    origin = Origin("A100-SXM-80GB", "a100-sxm-80gb", tensor_parallel, source, "Apache-2.0")
+    terms = [_decodes(own, step, described.max_position_embeddings), *chunks]
+    artifact = artifact_of(origin, described, terms, step, versions={"engine": engine})
     check_plausible(artifact, described, str(path))
     return artifact
 
 
 def _read(path: Path, engine: str, tensor_parallel: int) -> _Coefficients:
     try:
-        content = _FILE.validate_python(json.loads(path.read_text(encoding="utf-8")))
+        content = _FILE.validate_python(read_json(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = f"{path}: {'.'.join(map(str, first['loc']))}"
         raise ArtifactError(place, first["msg"], valid="expected coefficients of DistServe's estimators") from error
-    except (OSError, ValueError) as error:
-        raise ArtifactError(str(path), f"cannot be read as JSON ({error})") from error
     if engine not in content:
         raise ArtifactError("--engine", f"{path} has none of {engine!r}", valid=f"it has {', '.join(content)}")
     by_degree = content[engine]

@@ -13,8 +13,8 @@ from pathlib import Path
 from calibration import csv_table
 from calibration.models import load_plain_model, plain_name
 from calibration.plausible import check_plausible
-from calibration.whole_steps import Step, fit_linear, prompts, terms
-from sim.cost.artifact import Artifact, Shape
+from calibration.whole_steps import Origin, Step, artifact_of, fit_linear, prompts, terms
+from sim.cost.artifact import Artifact
 from sim.errors import ArtifactError
 from sim.gpu import Gpu, load_gpu
 from sim.model import Model
@@ -36,24 +36,10 @@ def import_table(
     if gpu is not None:
         steps = _possible(steps, described, load_gpu(gpu), tensor_parallel)
     linear, held_out = fit_linear(steps, str(path))
-    artifact = Artifact(
-        hardware=hardware,
-        gpu=gpu,
-        model=described.name,
-        shape=Shape.of(described),
-        dtype="float16",
-        kv_dtype_bytes=2.0,
-        tensor_parallel=tensor_parallel,
-        measured_on="at an unstated date",
-        versions={},
-        source="Splitwise, github.com/Mutinifni/splitwise-sim, data/perf_model.csv",
-        licence="MIT",
-        cuda_graph_sizes=[],
-        step_us=linear.base * 1e3,
-        terms=terms(linear, steps, str(path)),
-        missing=[],
-        holdout_error=held_out,
+    origin = Origin(
+        hardware, gpu, tensor_parallel, "Splitwise, github.com/Mutinifni/splitwise-sim, data/perf_model.csv", "MIT"
     )
+    artifact = artifact_of(origin, described, terms(linear, steps, str(path)), linear.base, held_out)
     check_plausible(artifact, described, str(path))
     return artifact
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from calibration.csv_table import LARGEST, SMALLEST
 from calibration.models import load_plain_model
 from calibration.plausible import check_plausible
-from calibration.whole_steps import Step, fit_linear, prompts, terms
-from sim.cost.artifact import Artifact, Shape
+from calibration.whole_steps import Origin, Step, artifact_of, fit_linear, prompts, terms
+from sim.cost.artifact import Artifact
 from sim.errors import ArtifactError
 
 
@@ -22,24 +22,9 @@ def import_profile(path: Path, model: str = "llama-2-7b") -> Artifact:
     described = load_plain_model(model)
     steps = timed_steps(path)
     linear, held_out = fit_linear(steps, str(path))
-    artifact = Artifact(
-        hardware="A10G",
-        gpu="a10g",
-        model=described.name,
-        shape=Shape.of(described),
-        dtype="float16",
-        kv_dtype_bytes=2.0,
-        tensor_parallel=1,
-        measured_on="at an unstated date",
-        versions={},
-        source="VTC, github.com/Ying1123/VTC-artifact, fair_bench/cost_profile.json",
-        licence="Apache-2.0",
-        cuda_graph_sizes=[],
-        step_us=linear.base * 1e3,
-        terms=terms(linear, steps, str(path)),
-        missing=[],
-        holdout_error=held_out,
-    )
+    source = "VTC, github.com/Ying1123/VTC-artifact, fair_bench/cost_profile.json"
+    origin = Origin("A10G", "a10g", 1, source, "Apache-2.0")
+    artifact = artifact_of(origin, described, terms(linear, steps, str(path)), linear.base, held_out)
     check_plausible(artifact, described, str(path))
     return artifact
 

@@ -38,9 +38,9 @@ AXES: dict[str, tuple[str, ...]] = {
 `tokens`: rows that the iteration computes. `sequences`: rows whose logits it needs. `prefill_tokens`: rows of
 its prompts alone, for measurements of whole iterations. `experts`: rows that the iteration computes, and
 experts that they touch in one layer. `decode_attention`: decoding requests and their mean context, themselves
-included. `prefill_attention`: tokens and context of
-one prompt chunk. `mixed_attention`: both at once, in one call. The `skew` kinds are what unequal contexts add:
-a part `ratio` of the requests is longer than the others by `spread` tokens.
+included. `prefill_attention`: tokens and context of one prompt chunk. `mixed_attention`: both at once, in one
+call. The `skew` kinds are what unequal contexts add: a part `ratio` of the requests is longer than the others by
+`spread` tokens.
 """
 
 ITERATION = "iteration"
@@ -168,7 +168,9 @@ class Artifact(Options):
     versions: dict[str, str]
     source: str
     licence: str
-    cuda_graph_sizes: list[Count] = Field(description="batch sizes that shorter batches are padded to; empty: none")
+    cuda_graph_sizes: list[Count] = Field(
+        description="numbers of rows that iterations with fewer are padded to; empty: times are of rows as they are"
+    )
     step_us: NonNegative = Field(default=0.0, description="device time of every iteration that no term depends on, µs")
     host_us: NonNegative = Field(default=0.0, description="host time before every iteration, µs")
     host_us_per_request: NonNegative = Field(default=0.0, description="the same for each request in it, µs")

@@ -6,8 +6,8 @@ decodes and prompts together where that was measured (`mixed_attention`), else t
 prompts cost apart from those of decodes (`prefill_tokens`) is known where whole iterations were measured. Where
 the measurement is of one prompt and an iteration has several, they count as one with as many (query, key) pairs
 at their mean context. Decodes count as so many of their mean context; what their spread adds is a term of its
-own (`skew`): the batch is taken as two groups with its mean, variance and longest context. Batches up to the
-largest CUDA graph are padded to the next captured size, as vLLM does.
+own (`skew`): the batch is taken as two groups with its mean, variance and longest context. Where the artifact
+lists captured sizes, iterations of so many rows are padded to the next one, as vLLM's CUDA graphs are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class TableOptions(CostOptions):
         default="warn", description="iterations beyond what was measured: say so, refuse the run, or keep quiet"
     )
     max_cudagraph_capture_size: CountOrZero = Field(
-        default=512, description="largest batch that runs as a CUDA graph, padded to a captured size; 0: none does"
+        default=512,
+        description="largest number of rows that runs as a CUDA graph, padded to the next size that the artifact lists "
+        "as captured; 0: none does",
     )
 
 

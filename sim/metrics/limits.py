@@ -32,6 +32,7 @@ from sim.metrics.intervals import Coverage
 from sim.metrics.latency import waits
 from sim.metrics.occupancy import Spans
 from sim.metrics.summary import LimitsReport
+from sim.metrics.wording import percent
 from sim.record import Columns, Tables
 from sim.step import BlockedBy
 
@@ -151,13 +152,9 @@ def _judge(shares_ns: dict[str, int], binding_ns: dict[str, int], total_ns: int,
     else:
         binds, *others = ranked
         phrase, time_ns = _PHRASES[binds], binding_ns[binds]
-    verdict = f"{phrase} {_percent(time_ns / total_ns)} of the time"
+    verdict = f"{phrase} {percent(time_ns / total_ns)} of the time"
     also = others[0]
     if binding_ns[also] >= _WORTH_A_MENTION * total_ns:
-        verdict += f"; then {also} ({_percent(binding_ns[also] / total_ns)})"
+        verdict += f"; then {also} ({percent(binding_ns[also] / total_ns)})"
     shares = {name: time_ns / total_ns for name, time_ns in shares_ns.items()}
     return LimitsReport(shares=shares, binds=binds, verdict=verdict)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""The arithmetic behind a scenario, without a run: memory, KV, how many requests fit, what a step costs at least."""
+"""The arithmetic behind a scenario, without a run: memory, KV, and how many requests fit."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from sim.metrics.wording import percent
 from sim.planning.capacity import Capacity
 from sim.planning.fleet_size import FleetSize, num_gpus
 from sim.planning.probe import CUTS, STABILITY, Observation, common_warm_up, observe
@@ -156,30 +157,31 @@ def _notes(capacity: Capacity) -> list[str]:
     if not capacity.is_precise:
         half = capacity.crossing.interval.relative_half_width
         notes.append(
-            f"the interval is ±{half:.1%} after {capacity.num_replications} replications, more than the ±"
-            f"{capacity.precision:.1%} asked for"
+            f"the interval is ±{percent(half, 1)} after {capacity.num_replications} replications, more than the ±"
+            f"{percent(capacity.precision, 1)} asked for"
         )
     if not capacity.warm_up[1]:
         notes.append("the runs do not settle within their first half: make them longer with --requests")
+    if any(target.name == STABILITY for target in capacity.search.targets):
+        notes.append("stability: seconds by which waits grow in a second of arrivals")
     lost = sum(one.no_answer_share for one in seen) / len(seen)
     if lost > 0.01:
-        notes.append(f"{lost:.1%} of the requests got no answer and count in no latency")
+        notes.append(f"{percent(lost, 1)} of the requests got no answer and count in no latency")
     return notes
 
 
 def _verdict(capacity: Capacity, found: list[Change], fleet: FleetSize | None) -> str:
     boundary, load = capacity.boundary, capacity.load
     limit = "beyond it waits grow without end" if capacity.binding == STABILITY else f"{capacity.binding} binds"
-    text = (
-        f"{boundary.value:.3g} {load.unit} ({boundary.level:.0%} CI {boundary.low:.3g} to {boundary.high:.3g}): {limit}"
-    )
+    interval = f"{percent(boundary.level)} CI {boundary.low:.3g} to {boundary.high:.3g}"
+    text = f"{boundary.value:.3g} {load.unit} ({interval}): {limit}"
     room = boundary.value / load.value - 1
     if load.variable == "scale":
         text += "."
     elif room < 0:
-        text += f"; the scenario's {load.value:.3g} exceed it by {load.value / boundary.value - 1:.0%}."
+        text += f"; the scenario's {load.value:.3g} exceed it by {percent(load.value / boundary.value - 1)}."
     else:
-        text += f"; the scenario's {load.value:.3g} leave room for {room:.0%} more."
+        text += f"; the scenario's {load.value:.3g} leave room for {percent(room)} more."
     if found:
         text += " " + _said(found)
     if fleet is not None:
@@ -197,8 +199,8 @@ def _needed(fleet: dict[str, Any]) -> str:
 
 def _said(found: list[Change]) -> str:
     names = {"rate": "more load", **{key: f"longer {word}" for key, word in _LENGTHS.items()}}
-    broken = [f"{change.factor - 1:.0%} {names[change.what]}" for change in found if change.holds is False]
-    unsure = [f"{change.factor - 1:.0%} {names[change.what]}" for change in found if change.holds is None]
+    broken = [f"{percent(change.factor - 1)} {names[change.what]}" for change in found if change.holds is False]
+    unsure = [f"{percent(change.factor - 1)} {names[change.what]}" for change in found if change.holds is None]
     if not broken and not unsure:
         return "25 % more load, longer prompts or longer answers would still hold."
     parts = [f"it would not bear {' or '.join(broken)}"] if broken else []

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.errors import ScenarioError
 from sim.metrics.stats import Interval, paired_difference
+from sim.metrics.wording import percent
 from sim.planning.capacity import Capacity, find_capacity
 from sim.planning.compare import describe_same_traffic, variants_of
 from sim.planning.replications import replication_note
@@ -119,7 +120,7 @@ def ratio_of(ours: Capacity, theirs: Capacity) -> Interval:
 
 
 def _said(name: str, ratio: Interval, baseline: str) -> str:
-    between = f"({ratio.level:.0%} CI {ratio.low:.3g} to {ratio.high:.3g})"
+    between = f"({percent(ratio.level)} CI {ratio.low:.3g} to {ratio.high:.3g})"
     if ratio.has(1.0):
         return f"{name} and {baseline} are not told apart: {ratio.value:.3g} times the load {between}"
     return f"{name} bears {ratio.value:.3g} times the load of {baseline} {between}"

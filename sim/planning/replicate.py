@@ -31,7 +31,7 @@ WATCHED = ("ttft_p99_ms", "itl_p99_ms")
 """Figures that must be precise before the replications end, where there are any."""
 
 
-class Replica(NamedTuple):
+class Replication(NamedTuple):
     """What one replication says."""
 
     figures: tuple[dict[str, float | None], ...]
@@ -48,27 +48,27 @@ class Replicated:
     """Figures with their confidence intervals, from independent replications."""
 
     scenario: Scenario
-    replicas: tuple[Replica, ...]
+    replications: tuple[Replication, ...]
     precision: float
     level: float = LEVEL
 
     @property
     def instability(self) -> str | None:
         """What is said where most replications are unstable: their percentiles then mean nothing."""
-        said = [replica.instability for replica in self.replicas if replica.instability]
-        return said[0] if 2 * len(said) > len(self.replicas) else None
+        said = [one.instability for one in self.replications if one.instability]
+        return said[0] if 2 * len(said) > len(self.replications) else None
 
     @cached_property
     def cut(self) -> int:
         """The warm-up, as a position in `CUTS`."""
-        return common_warm_up([replica.seen for replica in self.replicas])[0]
+        return common_warm_up([one.seen for one in self.replications])[0]
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         """Figure -> its mean over the replications that observed it; no latencies of an unstable system."""
         intervals = {}
-        for name in self.replicas[0].figures[0]:
-            figures = [replica.figures[self.cut] for replica in self.replicas]
+        for name in self.replications[0].figures[0]:
+            figures = [one.figures[self.cut] for one in self.replications]
             values = [value for one in figures if (value := one[name]) is not None]
             if len(values) > 1 and not (self.instability and name in LATENCIES):
                 intervals[name] = mean_interval(np.array(values), self.level)
@@ -82,10 +82,10 @@ class Replicated:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data; the content of `replications.json`."""
-        num = CUTS[self.cut] * np.mean([replica.num_requests for replica in self.replicas])
+        num = CUTS[self.cut] * np.mean([one.num_requests for one in self.replications])
         return {
             "name": self.scenario.name,
-            "replications": len(self.replicas),
+            "replications": len(self.replications),
             "precision": self.precision,
             "is_precise": self.is_precise,
             "instability": self.instability,
@@ -111,22 +111,22 @@ def replicate(
     It ends early where the system turns out to be unstable, and at `max_replications` (at least 2) in any
     case. The replications are the same ones whatever `workers` make them. Raises what a run raises.
     """
-    replicas: list[Replica] = []
+    replications: list[Replication] = []
     wanted = min(_FIRST, max_replications)
     while True:
-        tasks = [replication(scenario, index) for index in range(len(replicas), wanted)]
-        made: dict[int, Replica] = {}
-        for position, replica in (workers or Workers()).each(observe_figures, tasks):
-            made[position] = replica
-            progress("replicating", len(replicas) + len(made))
-        replicas += [made[position] for position in range(len(tasks))]
-        found = Replicated(scenario, tuple(replicas), precision)
-        if found.is_precise or len(replicas) >= max_replications:
+        tasks = [replication(scenario, index) for index in range(len(replications), wanted)]
+        made: dict[int, Replication] = {}
+        for position, one in (workers or Workers()).each(observe_figures, tasks):
+            made[position] = one
+            progress("replicating", len(replications) + len(made))
+        replications += [made[position] for position in range(len(tasks))]
+        found = Replicated(scenario, tuple(replications), precision)
+        if found.is_precise or len(replications) >= max_replications:
             return found
-        wanted = min(len(replicas) + _MORE, max_replications)
+        wanted = min(len(replications) + _MORE, max_replications)
 
 
-def observe_figures(scenario: Scenario) -> Replica:
+def observe_figures(scenario: Scenario) -> Replication:
     """Run a scenario and compute its figures over the steady part, or its own window if it has a warm-up."""
     results = run(scenario)
     summary = results.summary()
@@ -140,7 +140,7 @@ def observe_figures(scenario: Scenario) -> Replica:
         if results.is_good is not None and measured.any():
             figures[-1]["good_share"] = float(results.is_good[measured].mean())
     unstable = summary["steady"]["verdict"] if summary["steady"]["is_stable"] is False else None
-    return Replica(tuple(figures), steady.seen, unstable, len(results.is_measured))
+    return Replication(tuple(figures), steady.seen, unstable, len(results.is_measured))
 
 
 def _latency(results: Results, measured: Bools, metric: str, statistic: str) -> float | None:

@@ -58,6 +58,13 @@ class Sweep:
             rows.append({**answer["values"], **figures, **end})
         return rows
 
+    def notes(self) -> Iterator[str]:
+        """What was done with points that were in the folder before."""
+        if self.num_resumed:
+            yield f"{self.num_resumed:,} of {len(self.answers):,} points were finished before"
+        if self.num_stale:
+            yield f"{self.num_stale:,} points of another scenario were removed from the folder"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the content of `sweep.json`. The same for the same scenario, however it was run."""
         return {"name": self.name, "points": list(self.answers)}

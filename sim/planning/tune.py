@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.build import replica
 from sim.errors import ScenarioError
+from sim.metrics.wording import percent
 from sim.planning.capacity import Capacity, Progress, find_capacity
 from sim.planning.probe import Observation, common_warm_up, observe
 from sim.planning.ratio import ratio_of, with_equal_replications
@@ -70,7 +71,7 @@ def tune(
     base = find_capacity(scenario, workers=workers, progress=progress, **search)
     settings = _tried(base, own, workers, progress)
     mine = next(setting for setting in settings if _pair(setting) == own)
-    best = min(settings, key=lambda setting: (setting.score, _pair(setting)))
+    best = recommended(settings, own)
     ratio, tuned = None, scenario
     if best is not mine:
         tuned = _with(scenario, *_pair(best))
@@ -109,6 +110,15 @@ def own_setting(scenario: Scenario) -> tuple[int, int]:
     return int(found[0] or 0), int(found[1] or 0)
 
 
+def recommended(settings: Sequence[Setting], own: tuple[int, int]) -> Setting:
+    """The setting with the best score; of equal ones that which leaves most as it is, then the smallest."""
+
+    def num_changes(setting: Setting) -> int:
+        return sum(new != old for new, old in zip(_pair(setting), own, strict=True))
+
+    return min(settings, key=lambda setting: (setting.score, num_changes(setting), _pair(setting)))
+
+
 def efficient(values: Sequence[Sequence[float]]) -> list[bool]:
     """Which points no other one dominates: better (smaller) in one coordinate and not worse in any."""
     points = np.asarray(values, dtype=np.float64)
@@ -126,7 +136,8 @@ def knee(loads: Sequence[float], latencies: Sequence[float]) -> int:
 
 
 def _tried(base: Capacity, own: tuple[int, int], workers: Workers, progress: Progress) -> list[Setting]:
-    pairs = sorted({own, *((budget, seqs) for budget in BUDGETS for seqs in SEQUENCES if budget >= seqs)})
+    budgets, sequences = {*BUDGETS, own[0]}, {*SEQUENCES, own[1]}
+    pairs = sorted({own, *((budget, seqs) for budget in budgets for seqs in sequences if budget >= seqs)})
     scenarios: dict[tuple[int, int], Scenario] = {}
     for pair in pairs:
         try:
@@ -231,5 +242,5 @@ def _reason(own: tuple[int, int], best: Setting, mine: Setting, ratio: Any) -> s
         return "no other setting bears surely more: keep yours"
     changed = [(key, new > old) for key, old, new in zip(_KEYS, own, _pair(best), strict=True) if new != old]
     why = "; ".join(f"{key} {'up' if is_up else 'down'}: {_WHY[key, is_up]}" for key, is_up in changed)
-    more = f"{ratio.value - 1:.0%} more load (95 % CI {ratio.low - 1:.0%} to {ratio.high - 1:.0%})"
+    more = f"{percent(ratio.value - 1)} more load (95 % CI {percent(ratio.low - 1)} to {percent(ratio.high - 1)})"
     return f"it bears {more}; {mine.worst} bound before. {why}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sim.metrics.wording import percent
+
 Summary = Mapping[str, Any]
 
 TIE = 0.02
@@ -94,7 +96,7 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
         explained = dict.fromkeys((first if first in beaten else beaten[-1], beaten[0]))
         reasons = "; ".join(f"{name} {_reason(summaries[name], summaries[level[0]])}" for name in explained)
         return f"{lead}: {margins}, because {reasons}."
-    return f"Nobody wins: goodput, output and latency differ by less than {TIE:.0%}."
+    return f"Nobody wins: goodput, output and latency differ by less than {percent(TIE)}."
 
 
 def _value(yardstick: Yardstick, summary: Summary) -> float:
@@ -145,14 +147,15 @@ def _reason(loser: Summary, winner: Summary) -> str:
     excess = {loss: loss.share(loser) - loss.share(winner) for loss in _LOSSES}
     loss = max(_LOSSES, key=lambda loss: excess[loss])
     if excess[loss] >= _WORTH_NAMING:
-        return loss.phrase.format(loss.share(loser))
+        return loss.phrase.format(percent(loss.share(loser)))
     causes = []
     running, best = _num_running(loser), _num_running(winner)
     stall_ms, shortest_ms = _longest_stall_ms(loser), _longest_stall_ms(winner)
     if running < 0.9 * best:
-        causes.append(f"had {running:.3g} requests running on average against {best:.3g}")
+        few = f"{running:.3g} request{'' if f'{running:.3g}' == '1' else 's'}"
+        causes.append(f"had {few} running on average against {best:.3g}")
     if _queue_share(loser) - _queue_share(winner) >= _WORTH_NAMING:
-        causes.append(f"kept requests queued for {_queue_share(loser):.0%} of their latency{_what_for(loser)}")
+        causes.append(f"kept requests queued for {percent(_queue_share(loser))} of their latency{_what_for(loser)}")
     if running >= 0.9 * best and stall_ms > 2 * shortest_ms:
         causes.append(f"let running answers stall for up to {stall_ms:,.0f} ms, against {shortest_ms:,.0f} ms")
     return ", and ".join(causes) or f"is limited by {loser['limits']['verdict']}"
@@ -192,6 +195,14 @@ def _recomputed(summary: Summary) -> float:
     return float(summary["kv"]["recomputed_tokens"] / computed) if computed else 0.0
 
 
+def _not_cached(summary: Summary) -> float:
+    """Of the prompts' tokens, those that were computed; what was computed again after preemptions does not count."""
+    kv = summary["kv"]
+    computed = kv["prefill_tokens"] - kv["recomputed_tokens"]
+    prompts = computed + kv["cached_prompt_tokens"]
+    return float(computed / prompts) if prompts else 0.0
+
+
 def _reserved_kv(summary: Summary) -> float:
     """Reserved but unused KV, where KV keeps the queue waiting."""
     waits_for_kv = summary["limits"]["shares"]["kv"] > 0.1
@@ -205,9 +216,10 @@ def _waiting_idle(summary: Summary) -> float:
 
 
 _LOSSES = (
-    _Loss("kept places of its batch for finished requests {0:.0%} of the time that they were held", _finished_slots),
-    _Loss("computed {0:.0%} of its tokens as padding, for nobody", _padding),
-    _Loss("computed {0:.0%} of its tokens again after preemptions", _recomputed),
-    _Loss("left {0:.0%} of the KV that requests had reserved unused while others waited for it", _reserved_kv),
-    _Loss("let the device idle {0:.0%} of the time, waiting for company for a request", _waiting_idle),
+    _Loss("kept places of its batch for finished requests {0} of the time that they were held", _finished_slots),
+    _Loss("computed {0} of its tokens as padding, for nobody", _padding),
+    _Loss("computed {0} of its tokens again after preemptions", _recomputed),
+    _Loss("computed {0} of its prompt tokens, which it found in no cache", _not_cached),
+    _Loss("left {0} of the KV that requests had reserved unused while others waited for it", _reserved_kv),
+    _Loss("let the device idle {0} of the time, waiting for company for a request", _waiting_idle),
 )

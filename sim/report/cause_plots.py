@@ -38,7 +38,7 @@ def latency_causes(results: Results) -> Figure | None:
         panel.set_ylabel(metric)
         panel.set_xlim(0, 100)
         panel.grid(visible=False, axis="y")
-    axes[-1].set_xlabel("part of the mean between two percentiles around it (%)")
+    axes[-1].set_xlabel("share of the mean latency around each percentile (%)")
     figure.subplots_adjust(hspace=0.25)
     subtitle = run_line(
         results.facts.provenance, f"{results.window.has_arrival_of(results.tables.requests).sum():,} requests"

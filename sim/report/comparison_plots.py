@@ -39,6 +39,8 @@ _GAP_IN = 0.62
 """Between rows of panels: the ticks of one, the headline of the next."""
 _VALUES_IN = 1.55
 """Room right of a panel for a value and its ratio."""
+_THOUSANDS_FROM = 10_000
+"""From here on a ratio is written in thousands, for which the room suffices."""
 _MOST_REPLICAS = 16
 _ABOUT_EQUAL = 0.005
 _WHOLE_SCALE = 4.0
@@ -181,7 +183,7 @@ def _draw_bars(panel: Axes, metric: Compared, values: list[float | None], names:
             look: dict[str, Any] = {"hatch": hatch, "edgecolor": "white", "linewidth": 0}
             panel.barh(row, ratio - 1, left=1, height=0.7, color=color, label=label, **look)
         if row != base_row:
-            _write_right(panel, row, _ratio_text(ratio), _VALUES_IN - 0.06)
+            _write_right(panel, row, ratio_text(ratio), _VALUES_IN - 0.06)
     for row, value in enumerate(values):
         _write_right(panel, row, _figures(value, metric.unit), 0.78)
     panel.axvline(1, color=BLACK, lw=1)
@@ -233,8 +235,10 @@ def _figures(value: float | None, unit: str) -> str:
     return ms_text(value) if unit == "ms" else significant(value)
 
 
-def _ratio_text(ratio: float) -> str:
-    return f"×{significant(ratio)}" if ratio >= 1 - _ABOUT_EQUAL else f"÷{significant(1 / ratio)}"
+def ratio_text(ratio: float) -> str:
+    """How many times as much (×) or as little (÷), in three digits or in thousands."""
+    sign, times = ("×", ratio) if ratio >= 1 - _ABOUT_EQUAL else ("÷", 1 / ratio)
+    return sign + (significant(times) if times < _THOUSANDS_FROM else f"{times / 1000:,.0f}k")
 
 
 def _subtitle(results_by_name: Mapping[str, Results], *more: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from sim.metrics.coverage import coverage_line, uncertainty_line
+from sim.metrics.wording import percent
 
 _LATENCIES = {
     "ttft_ms": "TTFT, ms",
@@ -49,12 +51,16 @@ def number(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+_SPELLED = {"kv": "KV", "gib": "GiB", "gb/s": "GB/s", "tb/s": "TB/s", "tflops": "TFLOPS"}
+"""Words of a key that a heading writes otherwise."""
+
+
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of equal keys as a table; numbers are right-aligned."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, key in enumerate(rows[0]):
         is_number = all(row[key] is None or isinstance(row[key], (int, float)) for row in rows)
-        header = key.replace("_per_", "_/").replace("_", "\n")
+        header = "\n".join(_SPELLED.get(word, word) for word in key.replace("_per_", "/").split("_"))
         table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number or i == 0, overflow="fold")
     for row in rows:
         table.add_row(*(number(value, 6) for value in row.values()))
@@ -107,15 +113,15 @@ def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableTyp
         for row in policies:
             if row["axes"]:
                 engines.setdefault(row["axes"][axis], []).append(row["policy"])
-        yield facts_table(heading, [(f"  {value}", ", ".join(names)) for value, names in engines.items()])
+        yield facts_table(heading, [(value, ", ".join(names)) for value, names in engines.items()], indent=2)
     yield ""
 
 
-def facts_table(title: str, facts: Sequence[tuple[str, str]]) -> Table:
-    """Two columns: what, and how much."""
+def facts_table(title: str, facts: Sequence[tuple[str, str]], indent: int = 0) -> Table:
+    """Two columns: what, indented by so many spaces, and how much."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for what, how_much in facts:
-        table.add_row(Text(what), Text(how_much))
+        table.add_row(Padding(Text(what), (0, 0, 0, indent)), Text(how_much))
     return table
 
 
@@ -206,7 +212,7 @@ def _replicas_table(replicas: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("limited by", no_wrap=True)
     for row in replicas[:_MOST_REPLICAS]:
         running, waiting = number(row["mean_num_running"], 3), number(row["mean_num_waiting"], 3)
-        shares = [_percent(row[key]) for key in ("busy_share", "mean_kv_usage")]
+        shares = [percent(row[key], 1) for key in ("busy_share", "mean_kv_usage")]
         table.add_row(Text(row["name"]), f"{row['num_requests']:,}", running, waiting, *shares, row["binds"])
     if len(replicas) > _MOST_REPLICAS:
         table.add_row(f"and {len(replicas) - _MOST_REPLICAS} more")
@@ -224,8 +230,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "requests", _outcomes(summary["outcomes"], summary["turned_away"])
     yield (
         "KV cache",
-        f"{number(kv['num_blocks'])} blocks, {_percent(kv['mean_usage'])} used on average, "
-        f"{_percent(kv['peak_usage'])} at peak; " + _preemptions(kv),
+        f"{number(kv['num_blocks'])} blocks, {percent(kv['mean_usage'], 1)} used on average, "
+        f"{percent(kv['peak_usage'], 1)} at peak; " + _preemptions(kv),
     )
     yield (
         "iterations",
@@ -240,7 +246,7 @@ def _preemptions(kv: Mapping[str, Any]) -> str:
         return "no preemptions"
     return (
         f"{number(kv['num_preemptions'])} preemptions (up to {kv['max_preemptions']} of one request), "
-        f"{number(kv['recomputed_tokens'])} tokens recomputed ({_percent(kv['recomputed_share'])} of all prefill)"
+        f"{number(kv['recomputed_tokens'])} tokens recomputed ({percent(kv['recomputed_share'], 1)} of all prefill)"
     )
 
 
@@ -277,8 +283,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         )
     if waste["padding_tokens"] or waste["finished_slot_s"]:
         yield (
-            f"{_percent(waste['padding_share'])} of the computed tokens were padding, and finished requests held their "
-            f"places for {_percent(waste['finished_slot_share'])} of the time that places were held"
+            f"{percent(waste['padding_share'], 1)} of the computed tokens were padding, and finished requests held "
+            f"their places for {percent(waste['finished_slot_share'], 1)} of the time that places were held"
         )
     for metric, statistics in summary["censored"].items():
         yield f"{metric}: {', '.join(statistics)} would change if the run had gone on (unfinished requests)"
@@ -302,10 +308,6 @@ def _goodput(rate: float | None) -> str:
     return "" if rate is None else f", {number(rate)} good requests/s"
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
 def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
     """The derivation of the KV pool, term by term, and what it holds."""
     yield Text(title, style="bold")
@@ -326,7 +328,8 @@ def explanation_report(explanation: Mapping[str, Any], title: str) -> Iterator[R
             ),
         ],
     )
-    yield rows_table("requests that the KV cache holds at once", explanation["requests_that_fit"])
+    yield Text("requests that the KV cache holds at once", style="italic")
+    yield rows_table("", explanation["requests_that_fit"])
     yield Text(explanation["at_once"]["verdict"])
     yield Text(f"host time before every step: {explanation['host']}")
 

@@ -134,7 +134,7 @@ def itl_by_active(results: Results) -> Figure | None:
     shares.set_ylabel("gaps (%)")
     shares.set_xlabel("sequences that decoded in the step")
     shares.set_xlim(edges[0][0], sum(edges[-1]))
-    shares.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    shares.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     plain_numbers(shares.xaxis)
     finish(figure, "Inter-token latency against active sequences", _subtitle(results, f"{count:,} gaps"))
     return figure

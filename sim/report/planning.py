@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sim.metrics.wording import percent
 from sim.report.console import facts_table, number
 
 _CHANGED = {"rate": "load", "prompt_tokens": "prompts", "output_tokens": "answers"}
+_HEADING_WIDTH = 12
 _HOLDS = {True: "holds", False: "breaks", None: "open"}
 
 
@@ -50,14 +53,14 @@ def replicated_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
     table = _table("", "mean", "95 % CI", "±")
     for name, figure in said["figures"].items():
         half = (figure["ci_high"] - figure["ci_low"]) / 2
-        share = f"{half / figure['value']:.1%}" if figure["value"] else ""
+        share = f"{percent(half / figure['value'], 1)}" if figure["value"] else ""
         table.add_row(name, number(figure["value"]), _between(figure), share)
     yield table
     yield Text(f"note: {said['replications']} replications; {said['method']}")
     if said["instability"]:
         yield Text(said["instability"], style="bold")
     elif not said["is_precise"]:
-        yield Text(f"note: the tails are not known to {said['precision']:.1%} after so many", style="bold")
+        yield Text(f"note: the tails are not known to {percent(said['precision'], 1)} after so many", style="bold")
 
 
 def tune_report(said: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -92,7 +95,7 @@ def sweep_report(rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Rend
     shown = [name for name in figures if any(row[name] is not None for row in rows)]
     fixed = {*_first(rows, "output_tokens_per_s"), "limit", "error"}
     keys = list(dict.fromkeys(key for row in rows for key in row if key not in fixed))
-    table = _table(*(key.replace(".", ".\n") for key in keys), *(figures[name] for name in shown), "limited\nby")
+    table = _table(*(_heading(key) for key in keys), *(figures[name] for name in shown), "limited\nby")
     for row in rows:
         cells = [number(row.get(key)) if _is_plain(row.get(key)) else str(row[key]) for key in keys]
         table.add_row(*(Text(cell) for cell in cells), *(number(row[name]) for name in shown), row["limit"] or "error")
@@ -112,9 +115,9 @@ def _targets(answer: Mapping[str, Any]) -> Table:
 def _changes(headroom: Mapping[str, Any]) -> Table:
     table = _table(f"from {number(headroom['load'])} on", "", "worst off", "at", "limit")
     for change in headroom["changes"]:
-        what = f"{change['factor'] - 1:.0%} more {_CHANGED[change['what']]}"
+        what = f"{percent(change['factor'] - 1)} more {_CHANGED[change['what']]}"
         if change["what"] != "rate":
-            what = f"{change['factor'] - 1:.0%} longer {_CHANGED[change['what']]}"
+            what = f"{percent(change['factor'] - 1)} longer {_CHANGED[change['what']]}"
         worst = [change["worst"] or "", number(change["value"]) if change["worst"] else ""]
         limit = number(change["limit"]) if change["worst"] else ""
         table.add_row(what, _HOLDS[change["holds"]], *worst, limit)
@@ -139,6 +142,17 @@ def _first(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     """The columns from `name` to the end of a row: they are the same in every row."""
     columns = list(rows[0])
     return columns[columns.index(name) :]
+
+
+def _heading(key: str) -> str:
+    """A dotted key on lines that are narrow as columns are: broken at dots, and at underscores where words are long."""
+    lines: list[str] = []
+    for word in re.findall(r"[^._]+[._]?", key):
+        if lines and not lines[-1].endswith(".") and len(lines[-1] + word) <= _HEADING_WIDTH:
+            lines[-1] += word
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _is_plain(value: Any) -> bool:

@@ -20,3 +20,10 @@ def progress_line() -> Iterator[Callable[[str, int | None, int | None], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda what, num, total: progress.update(task, description=what, completed=num, total=total)
+
+
+@contextmanager
+def runs_line() -> Iterator[Callable[[str, int], None]]:
+    """The same for studies that do not know how many runs they will need: what is being done, and how many are made."""
+    with progress_line() as progress:
+        yield lambda what, num_runs: progress(f"{what}, {num_runs} runs", None, None)

@@ -185,6 +185,8 @@ def test_help_loads_nothing_that_it_does_not_need():
         (["run", "{}", "--out", ""], "error: --out '': names no folder. For the current one write --out . (a dot)."),
         (["compare", "{}", "--out", ""], "error: --out '': names no folder."),
         (["compare", "{}", "--set", "compare=null"], "has nothing to compare."),
+        (["compare", "{}", "--max-replications", "8"], "--max-replications: says nothing without --capacity."),
+        (["run", "{}", "--jobs", "2"], "--jobs: says nothing without --precision."),
     ],
 )
 def test_a_users_mistake_exits_2_without_a_traceback(scenario: Path, arguments: list[str], message: str):
@@ -285,7 +287,8 @@ def test_a_sweep_says_what_it_found_and_goes_on_where_it_stopped(scenario: Path,
     assert [line.split()[0] for line in lines if line.split()[:1] in (["2"], ["8"])] == ["2", "8"]
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"points", "sweep.json", "sweep.csv"}
     assert servesim(*sweep, "--dry-run").stdout.startswith("2 points, 2 of them finished")
-    assert servesim(*sweep).stdout == done.stdout
+    again = servesim(*sweep)
+    assert (again.stdout, again.stderr) == (done.stdout, "2 of 2 points were finished before\n")
     answers = json.loads(servesim(*sweep, "--json").stdout)
     assert answers == json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert [point["values"] for point in answers["points"]] == [{"engine.max_num_seqs": n} for n in (2, 8)]

@@ -56,7 +56,7 @@ def test_the_advantage_vanishes_when_all_outputs_are_equal():
     equal = BASE["traffic"][0] | {"output_tokens": 30}
     comparison = compare(parse_scenario(BASE | {"traffic": [equal]}))
     assert [row["ratios"]["makespan_s"] for row in comparison.table] == [1.0, 1.0, 1.0]
-    assert comparison.verdict == "Nobody wins: goodput, output and latency differ by less than 2%."
+    assert comparison.verdict == "Nobody wins: goodput, output and latency differ by less than 2 %."
 
 
 def test_scenarios_with_other_requests_are_told_apart():
@@ -124,6 +124,7 @@ def summary(**changes: object) -> dict:
         "admission": 0.0,
         "unused": 0.0,
         "recomputed": 0,
+        "cached": 0,
         "stall": 9.0,
     } | changes
     return {
@@ -143,7 +144,12 @@ def summary(**changes: object) -> dict:
             "mean_scheduled_tokens": 10.0,
             "count": 100,
         },
-        "kv": {"recomputed_tokens": values["recomputed"], "reserved_unused_share": values["unused"]},
+        "kv": {
+            "recomputed_tokens": values["recomputed"],
+            "prefill_tokens": 800 - values["cached"] + values["recomputed"],
+            "cached_prompt_tokens": values["cached"],
+            "reserved_unused_share": values["unused"],
+        },
         "waste": {"finished_slot_share": values["finished_slots"], "padding_share": values["padding"]},
         "limits": {
             "shares": {"budget": 0.0} | {name: values[name] for name in ("slots", "kv", "admission")},
@@ -155,40 +161,51 @@ def summary(**changes: object) -> dict:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"padding": 0.4}, "computed 40% of its tokens as padding, for nobody"),
+        ({"padding": 0.4}, "computed 40 % of its tokens as padding, for nobody"),
         (
             {"finished_slots": 0.5, "padding": 0.4},
-            "kept places of its batch for finished requests 50% of the time that they were held",
+            "kept places of its batch for finished requests 50 % of the time that they were held",
         ),
-        ({"recomputed": 250}, "computed 25% of its tokens again after preemptions"),
-        ({"busy": 0.6, "admission": 0.9}, "let the device idle 40% of the time, waiting for company for a request"),
+        ({"recomputed": 250}, "computed 25 % of its tokens again after preemptions"),
+        ({"busy": 0.6, "admission": 0.9}, "let the device idle 40 % of the time, waiting for company for a request"),
         (
             {"kv": 0.8, "unused": 0.7},
-            "left 70% of the KV that requests had reserved unused while others waited for it",
+            "left 70 % of the KV that requests had reserved unused while others waited for it",
         ),
         ({"running": 4.0}, "had 4 requests running on average against 8"),
+        ({"running": 0.9999}, "had 1 request running on average against 8"),
         (
             {"running": 4.0, "queue": 500.0},
-            "had 4 requests running on average against 8, and kept requests queued for 50% of their latency",
+            "had 4 requests running on average against 8, and kept requests queued for 50 % of their latency",
         ),
         ({"stall": 900.0}, "let running answers stall for up to 900 ms, against 9 ms"),
         (
             {"queue": 500.0, "stall": 900.0},
-            "kept requests queued for 50% of their latency, and let running answers stall for up to 900 ms, "
+            "kept requests queued for 50 % of their latency, and let running answers stall for up to 900 ms, "
             "against 9 ms",
         ),
-        ({"queue": 500.0}, "kept requests queued for 50% of their latency"),
+        ({"queue": 500.0}, "kept requests queued for 50 % of their latency"),
         (
             {"queue": 500.0, "slots": 0.6, "admission": 0.2},
-            "kept requests queued for 50% of their latency, mostly for a place in the batch",
+            "kept requests queued for 50 % of their latency, mostly for a place in the batch",
         ),
-        ({"queue": 500.0, "slots": 0.2, "kv": 0.2, "admission": 0.1}, "kept requests queued for 50% of their latency"),
+        ({"queue": 500.0, "slots": 0.2, "kv": 0.2, "admission": 0.1}, "kept requests queued for 50 % of their latency"),
         ({}, "is limited by compute: ..."),
     ],
 )
 def test_the_reason_is_what_the_loser_lost_most_by(changes: dict, reason: str):
     sentence = verdict({"a": summary(tokens=200.0), "b": summary(**changes)})
     assert sentence == f"a wins: its output tokens per second are 2 times those of b, because b {reason}."
+
+
+def test_prompts_that_the_winner_found_in_its_cache_are_a_reason():
+    winner = summary(tokens=200.0, cached=600)
+    assert verdict({"a": winner, "b": summary(cached=200, queue=500.0)}) == (
+        "a wins: its output tokens per second are 2 times those of b, because b computed 75 % of its prompt tokens, "
+        "which it found in no cache."
+    )
+    again = verdict({"a": winner, "b": summary(cached=560, recomputed=250)})
+    assert again.endswith("because b computed 25 % of its tokens again after preemptions.")
 
 
 def test_goodput_decides_before_output_and_output_before_latency():
@@ -206,7 +223,7 @@ def test_no_ratio_is_made_of_a_goodput_near_none():
     compute = "is limited by compute: ..."
     assert verdict(runs) == (
         "a wins: its requests within the SLO per second are 2 times those of c, while almost none of the requests of b "
-        f"meet the SLO, because b {compute}; c kept requests queued for 50% of their latency."
+        f"meet the SLO, because b {compute}; c kept requests queued for 50 % of their latency."
     )
     more = runs | {"d": summary(good=0.0), "e": summary(good=0.001)}
     assert verdict(more).startswith(
@@ -220,7 +237,7 @@ def test_no_ratio_is_made_of_a_goodput_near_none():
 def test_the_runner_up_is_explained_beside_the_first_run():
     runs = {"a": summary(padding=0.5), "b": summary(tokens=300.0), "c": summary(tokens=200.0, running=4.0)}
     assert verdict(runs) == (
-        "b wins: its output tokens per second are 1.5 times those of c, 3 times a, because a computed 50% of its "
+        "b wins: its output tokens per second are 1.5 times those of c, 3 times a, because a computed 50 % of its "
         "tokens as padding, for nobody; c had 4 requests running on average against 8."
     )
 
@@ -228,7 +245,7 @@ def test_the_runner_up_is_explained_beside_the_first_run():
 def test_a_run_without_an_answer_does_not_win_by_latency():
     sentence = verdict({"a": summary(e2e=None), "b": summary()})
     assert sentence == "b wins: a had no answer, because a is limited by compute: ...."
-    nobody = "Nobody wins: goodput, output and latency differ by less than 2%."
+    nobody = "Nobody wins: goodput, output and latency differ by less than 2 %."
     assert verdict({"a": summary(e2e=None), "b": summary(e2e=None)}) == nobody
 
 

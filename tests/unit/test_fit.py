@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from calibration import iterations, raw
 from calibration.cli import app
-from calibration.fit import fit, known_gpu, worst_regions
+from calibration.fit import fit, worst_regions
+from calibration.models import gpu_of_driver
 from calibration.raw import KEY
 from sim.cost.artifact import read_artifact
 from sim.cost.table import Table
@@ -210,7 +211,7 @@ def test_points_that_cannot_be_are_refused(spoiled, message):
     ],
 )
 def test_drivers_names_of_gpus_are_known(hardware, gpu):
-    assert known_gpu(hardware) == gpu
+    assert gpu_of_driver(hardware) == gpu
 
 
 @pytest.fixture

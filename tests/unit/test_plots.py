@@ -278,6 +278,17 @@ def test_bars_are_ratios_to_the_first_variant_that_has_a_value():
     assert panels["ITL p50"].texts[0].get_text() == "–"
 
 
+def test_large_ratios_are_written_short():
+    texts = [comparison_plots.ratio_text(ratio) for ratio in (1.0, 0.25, 4.126, 9_400.0, 225_955.0, 1 / 41_314)]
+    assert texts == ["×1", "÷4", "×4.13", "×9,400", "×226k", "÷41k"]
+
+
+def test_sequences_are_counted_in_whole_numbers():
+    panel = drawn(latency_plots.itl_by_active, a_run("equal")).axes[1]
+    low, high = panel.get_xlim()
+    assert [tick for tick in panel.get_xticks() if low <= tick <= high] == [1]
+
+
 def test_a_comparison_of_equals_and_of_many(tmp_path: Path):
     same = {"a": a_run("one token"), "b": a_run("one token")}
     assert len(save_comparison(same, tmp_path)) == 3

@@ -18,16 +18,16 @@ def test_it_stops_when_the_tail_is_known():
     found = replicate(busy(), precision=0.05, workers=ONE)
     assert found.is_precise
     assert found.intervals["ttft_p99_ms"].relative_half_width <= 0.05
-    before = len(found.replicas) - 4
+    before = len(found.replications) - 4
     assert before < 6 or not replicate(busy(), precision=0.05, max_replications=before, workers=ONE).is_precise
-    assert len(found.replicas) < len(replicate(busy(), precision=0.02, workers=ONE).replicas)
+    assert len(found.replications) < len(replicate(busy(), precision=0.02, workers=ONE).replications)
 
 
 def test_the_first_replication_is_the_scenario_and_the_interval_holds_theory():
     scenario = busy()
     found = replicate(scenario, precision=0.03, workers=ONE)
     assert (
-        found.replicas[0].figures[0]["output_tokens_per_s"]
+        found.replications[0].figures[0]["output_tokens_per_s"]
         == (sim.run(scenario).summary()["throughput"]["output_tokens_per_s"])
     )
     wait_ms = 150 * 4**2 / 1000 / (2 * (1 - 0.6))  # Pollaczek and Khinchine, M/D/1
@@ -37,7 +37,7 @@ def test_the_first_replication_is_the_scenario_and_the_interval_holds_theory():
 
 def test_it_ends_at_the_limit_and_says_that_it_did_not_arrive():
     found = replicate(busy(240.0), precision=0.001, max_replications=8, workers=ONE)
-    assert (len(found.replicas), found.is_precise) == (8, False)
+    assert (len(found.replications), found.is_precise) == (8, False)
 
 
 def test_an_overloaded_system_has_no_steady_latencies():
@@ -46,7 +46,7 @@ def test_an_overloaded_system_has_no_steady_latencies():
     assert said["instability"].startswith("unstable: offered")
     assert "exceeds the sustainable 250" in said["instability"]
     assert list(said["figures"]) == ["output_tokens_per_s", "good_share"]
-    assert len(found.replicas) == 6
+    assert len(found.replications) == 6
 
 
 def test_more_workers_change_nothing():

@@ -12,6 +12,7 @@ import sim
 from sim.errors import ScenarioError, UserError
 from sim.planning.sweep import Plan, point_name, simulate_point, sweep
 from sim.planning.workers import Workers
+from sim.report.planning import sweep_report
 
 ONE = Workers(num_jobs=1)
 BASE = {
@@ -89,10 +90,12 @@ def test_a_changed_scenario_starts_afresh(tmp_path: Path):
     first = sweep(scenario(), tmp_path, workers=ONE)
     other = sweep(scenario(seed=2), tmp_path, workers=ONE)
     assert (other.num_resumed, other.num_stale) == (0, 4)
+    assert list(other.notes()) == ["4 points of another scenario were removed from the folder"]
     assert first.answers != other.answers
     assert len(list((tmp_path / "points").iterdir())) == 4
     wider = sweep(scenario(GRID | {"engine.max_num_seqs": [2, 4, 8]}, seed=2), tmp_path, workers=ONE)
     assert (wider.num_resumed, wider.num_stale) == (4, 0)
+    assert list(wider.notes()) == ["4 of 6 points were finished before"]
 
 
 def test_a_changed_trace_is_a_changed_scenario(tmp_path: Path):
@@ -179,3 +182,11 @@ def test_a_dying_worker_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sim.planning.sweep.simulate_point", die)
     with pytest.raises(UserError, match="a worker died"):
         sweep(scenario(), tmp_path, workers=Workers(2))
+
+
+def test_a_long_key_breaks_between_words():
+    rows = [{"engine.max_num_batched_tokens": 2, "engine.max_num_seqs": 3, "output_tokens_per_s": 1.0}]
+    rows[0] |= dict.fromkeys(["goodput_requests_per_s", "ttft_p99_ms", "itl_p99_ms", "e2e_p99_ms"])
+    _, table = sweep_report([rows[0] | {"limit": "kv", "error": ""}], "x")
+    heads = [column.header for column in table.columns]
+    assert heads == ["engine.\nmax_num_\nbatched_\ntokens", "engine.\nmax_num_seqs", "tokens\nper s", "limited\nby"]

@@ -4,7 +4,7 @@ import pytest
 
 import sim
 from sim.errors import ScenarioError
-from sim.planning.tune import BUDGETS, SEQUENCES, efficient, knee, tune
+from sim.planning.tune import BUDGETS, SEQUENCES, Setting, efficient, knee, recommended, tune
 from sim.planning.workers import Workers
 from tests.unit.test_sweep import BASE
 
@@ -36,7 +36,7 @@ def test_too_few_sequences_are_found_out(slots_bind):
 
 def test_every_setting_is_tried_and_the_efficient_ones_are_marked(slots_bind):
     settings = slots_bind["settings"]
-    assert len(settings) == len(BUDGETS) * len(SEQUENCES) + 1
+    assert len(settings) == len(BUDGETS) * (len(SEQUENCES) + 1)
     points = [list(row["values"].values()) for row in settings]
     assert [row["is_efficient"] for row in settings] == efficient(points)
     assert any(row["is_efficient"] for row in settings)
@@ -55,6 +55,14 @@ def test_an_engine_without_a_budget_has_nothing_to_tune():
     static = sim.parse_scenario(BASE | {"engine": {"policy": "static", "max_batch_size": 4}}, place="x.yaml")
     with pytest.raises(ScenarioError, match="'static' has no max_num_batched_tokens or max_num_seqs to tune"):
         tune(static, **QUICK)
+
+
+def test_what_makes_no_difference_is_left_as_it_is():
+    scores = {(2048, 64): 0.2, (2048, 1024): 0.0, (8192, 64): 0.1, (8192, 256): -0.1, (8192, 1024): -0.1}
+    settings = [Setting(*pair, score, "p99_ttft_ms", {}) for pair, score in scores.items()]
+    own = (2048, 1024)
+    best = recommended(settings, own)
+    assert (best.max_num_batched_tokens, best.max_num_seqs) == (8192, 1024)
 
 
 def test_a_point_is_efficient_unless_another_one_is_better_and_nowhere_worse():

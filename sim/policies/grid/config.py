@@ -62,7 +62,7 @@ class GridConfig:
     limits: EngineLimits
     max_num_seqs: int
     token_budget: int
-    """Tokens of a step that prefills may fill; decodes count where `decodes_use_budget` says so."""
+    """Tokens of a step: a prefill may fill what those that are in it already leave."""
     chunked: bool
     """Whether a prompt may be split over steps."""
     prompt_limit: int

@@ -470,12 +470,19 @@ def test_tables_of_two_runs_are_not_taken_for_one(three, tmp_path):
         Results.load(tmp_path / "a")
 
 
-@pytest.mark.parametrize("content", [None, b"not parquet"])
-def test_a_folder_without_a_run_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "folder", "found"),
+    [
+        (None, "run", r"run: no such folder\. Give a folder that"),
+        (None, ".", r"iterations\.parquet: no such file\."),
+        (b"not parquet", ".", r"iterations\.parquet: is not a table of a run"),
+    ],
+)
+def test_a_folder_without_a_run_is_named(tmp_path, content, folder, found):
     if content:
         (tmp_path / "iterations.parquet").write_bytes(content)
-    with pytest.raises(UserError, match=r"iterations\.parquet: is not a table of a run"):
-        Results.load(tmp_path)
+    with pytest.raises(UserError, match=found):
+        Results.load(tmp_path / folder)
 
 
 def test_an_interrupted_write_leaves_nothing_and_keeps_what_was_there(tmp_path):
