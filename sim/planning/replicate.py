@@ -19,7 +19,8 @@ from sim.results import Results
 from sim.scenario import Scenario
 
 MAX_REPLICATIONS = 100
-_FIRST, _MORE = 6, 4
+_FIRST, _MORE = 12, 4
+"""Replications before anybody asks how precise the figures are, as for a capacity, and between two such questions."""
 
 LATENCIES = {
     f"{metric}_{statistic}_ms": (metric, statistic)

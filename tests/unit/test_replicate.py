@@ -46,7 +46,7 @@ def test_an_overloaded_system_has_no_steady_latencies():
     assert said["instability"].startswith("unstable: offered")
     assert "exceeds the sustainable 250" in said["instability"]
     assert list(said["figures"]) == ["output_tokens_per_s", "good_share"]
-    assert len(found.replications) == 6
+    assert len(found.replications) == 12
 
 
 def test_more_workers_change_nothing():
