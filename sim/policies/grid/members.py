@@ -23,6 +23,7 @@ class Members:
     def __init__(self, block_size: int, num_lanes: int, queue: QueueOrder, *, keeps_arrival_order: bool) -> None:
         """`queue` is told who decodes, for the accounts that it may keep."""
         self._queue = queue
+        self._block_size = block_size
         self._order: dict[Request, None] = {}
         self._keeps_arrival_order = keeps_arrival_order
         self._is_sorted = True
@@ -67,6 +68,10 @@ class Members:
         lane = request.policy_state.lane
         return request.num_computed_tokens if lane == NEVER else self.lanes[lane].context(request)
 
+    def num_blocks(self, request: Request) -> int:
+        """Blocks that one of them holds: what it came with, and one more whenever its tokens needed it."""
+        return max(request.num_blocks, -(-self.context(request) // self._block_size))
+
     def advance(self, lane: int, num_ticks: int = 1) -> None:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)
@@ -86,7 +91,7 @@ class Members:
         self._order[request] = None
 
     def unseat(self, request: Request) -> None:
-        """Take a request out and bring its counters up to date. Mutates it."""
+        """Take a request out and bring its counters, blocks among them, up to date. Mutates it."""
         state: GridState = request.policy_state
         del self._order[request]
         self.prefilling.pop(request, None)
@@ -167,6 +172,7 @@ class Members:
 
     def _leave_lane(self, request: Request) -> None:
         state: GridState = request.policy_state
+        request.num_blocks = self.num_blocks(request)
         self.lanes[state.lane].leave(request)
         self.joined[state.lane].pop(request, None)
         state.lane = NEVER

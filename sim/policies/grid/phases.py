@@ -7,8 +7,9 @@ which order, is the composition's matter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from sim.batch import RunningBatch
 from sim.kv.base import blocks_for
 from sim.kv.counted import CountedCache
 from sim.policies.base import Policy
@@ -48,7 +49,7 @@ class Phases(Policy):
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self.reads_clock = self.pacing.reads_clock
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
-        self._must_try_to_admit = prepares or not self.pacing.is_steady
+        self.must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
         self._swapped: deque[Request] = deque()
         self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
@@ -132,19 +133,35 @@ class Phases(Policy):
 
     def decode_all(self, draft: Draft) -> bool:
         """Let all decode at once, where nobody can lack a block for it. False, and nothing changed, where one might."""
-        batch = self.members.lanes[draft.lane]
-        if self.members.idle or self.num_stages > 1:
+        num_new_blocks = self.give_all_a_slot(draft.lane)
+        if num_new_blocks is None:
             return False
-        growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
-        if batch and len(growing) + self.needs_free_block > self.kv.free_blocks:
-            return False
-        for request in growing:
-            self.kv.allocate(request, 1)
-        draft.num_new_blocks += len(growing)
-        self._publish(batch.at_context(self._block_size - 1))
-        draft.decodes = len(batch) > 0
-        draft.num_tokens += len(batch)
+        num_decode = self.members.lanes[draft.lane].num_decode
+        draft.num_new_blocks += num_new_blocks
+        draft.decodes = num_decode > 0
+        draft.num_tokens += num_decode
         return True
+
+    def give_all_a_slot(self, lane: int) -> int | None:
+        """Blocks for the next token of all who decode: how many they took. None, and nothing changed: one may lack."""
+        batch = self.members.lanes[lane]
+        if self.members.idle or self.num_stages > 1:
+            return None
+        growing = self._growing(batch)
+        if batch.num_decode and len(growing) + self.needs_free_block > self.kv.free_blocks:
+            return None
+        if growing:
+            self.kv.allocate_each(growing)
+        self._publish(batch.at_context(self._block_size - 1))
+        return len(growing)
+
+    def _growing(self, batch: RunningBatch) -> Collection[Request]:
+        """Who of those that decode needs a block for the token to come. A view: use it before anybody moves. Pure."""
+        if self.config.reservation == "prompt":
+            return batch.at_context(0)
+        if batch.context_max < self.config.limits.max_model_len:
+            return ()
+        return [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
 
     def _decode_one_by_one(self, draft: Draft) -> None:
         rest = deque(self.members)
@@ -160,6 +177,7 @@ class Phases(Policy):
         """Give a request its slot, preempting from the end of `rest` or itself. Mutates `rest`; whether it decodes."""
         if not self.make_room(request, rest, draft):
             return False
+        request.num_blocks = self.members.num_blocks(request)
         if blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks:
             self.kv.allocate(request, 1)
             draft.num_new_blocks += 1
@@ -188,7 +206,8 @@ class Phases(Policy):
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
             return self.kv.free_blocks > 0
-        return self.kv.free_blocks > 0 or self.members.context(request) < request.num_blocks * self._block_size
+        room = self.members.num_blocks(request) * self._block_size
+        return self.kv.free_blocks > 0 or self.members.context(request) < room
 
     def continue_prefills(self, draft: Draft) -> None:
         """Those who run and are not through their prefill get what is left of the budget, in their order."""
@@ -260,7 +279,7 @@ class Phases(Policy):
 
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
-        if not (self.queue or self._must_try_to_admit):
+        if not (self.queue or self.must_try_to_admit):
             return
         if num_running is None:
             num_running = len(self.members)
