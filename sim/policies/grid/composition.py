@@ -30,7 +30,7 @@ class Composition(ABC):
     """Whether the next plan may find something to compute although the last one found nothing."""
 
     def is_one_decode(self, engine: Phases) -> bool:
-        """Whether a step in which all who run decode, and nobody waits, is that and leaves nothing else behind. Pure."""
+        """Whether a step in which all who run decode and nobody waits is just that and leaves no other trace. Pure."""
         return True
 
     @abstractmethod
