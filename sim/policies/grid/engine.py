@@ -123,7 +123,16 @@ class GridPolicy(Phases):
         if num_decode:
             self.members.joined[draft.lane] = {}
             self.members.advance(draft.lane)
-        chunks = [self._advance_chunk(request, num_tokens) for request, num_tokens in draft.chunks]
+        chunks: list[Chunk] = []
+        prefills: list[tuple[int, int]] = []
+        epochs: list[int] = []
+        num_sampled = num_decode
+        for request, num_tokens in draft.chunks:
+            chunk = self._advance_chunk(request, num_tokens)
+            chunks.append(chunk)
+            prefills.append((chunk.num_tokens, chunk.context))
+            epochs.append(request.policy_state.epoch)
+            num_sampled += chunk.is_last
         if num_decode or chunks:
             self._num_executed += 1
             self.pacing.planned(len(draft.admitted), len(self.queue))
@@ -132,8 +141,8 @@ class GridPolicy(Phases):
             context_sum,
             context_sum_sq,
             context_max,
-            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
-            num_decode + sum([chunk.is_last for chunk in chunks]),
+            tuple(prefills),
+            num_sampled,
             0,
             draft.num_swapped_blocks,
             len(draft.admitted),
@@ -154,7 +163,7 @@ class GridPolicy(Phases):
             draft.admitted,
             draft.preempted,
             draft.chunks,
-            [chunk.request.policy_state.epoch for chunk in chunks],
+            epochs,
             draft.swapped_out,
             draft.swapped_in,
             dropped=draft.dropped,
@@ -164,9 +173,10 @@ class GridPolicy(Phases):
 
     def _advance_chunk(self, request: Request, num_tokens: int) -> Chunk:
         state: GridState = request.policy_state
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-        request.num_computed_tokens = end
-        first = max(start, min(state.num_cached, end - 1))
+        first = request.num_computed_tokens
+        request.num_computed_tokens = end = first + num_tokens
+        if first < state.num_cached:
+            first = max(first, min(state.num_cached, end - 1))
         return Chunk(request, end - first, first, end == state.num_to_prefill)
 
     # ------------------------------------------------------------------ results

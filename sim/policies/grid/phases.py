@@ -16,7 +16,7 @@ from sim.policies.base import Policy
 from sim.policies.grid.config import GridConfig
 from sim.policies.grid.draft import Draft, GridState
 from sim.policies.grid.members import Members
-from sim.policies.grid.pacing import PACINGS, Situation
+from sim.policies.grid.pacing import PACINGS, Always, Situation
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
 from sim.queues.base import QueueOrder, Setting, build_order
@@ -48,6 +48,7 @@ class Phases(Policy):
         self.follows_arrival_order = self.queue.is_arrival_order
         self.pacing = PACINGS.load(config.pacing.kind).build(config.pacing)
         self.reads_clock = self.pacing.reads_clock
+        self._is_unpaced = isinstance(self.pacing, Always)
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
         self.must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
@@ -285,7 +286,7 @@ class Phases(Policy):
             num_running = len(self.members)
         self.queue.begin_admission(draft.now_ns)
         while True:
-            if not self._pacing_opens(num_running, draft):
+            if not (self._is_unpaced or self._pacing_opens(num_running, draft)):
                 draft.blocked_by = BlockedBy.ADMISSION
                 return
             head = self.queue.head(draft.now_ns)
@@ -342,8 +343,9 @@ class Phases(Policy):
 
     def never_admitted(self, head: Request) -> bool:
         """Whether the engine drops a request because the watermark will never admit it. Pure."""
-        most = self.kv.usable_blocks - self._reservation.watermark_blocks
-        return self.config.drops_what_never_fits and self._reservation.blocks(head) > most
+        if not self.config.drops_what_never_fits:
+            return False
+        return self._reservation.blocks(head) > self.kv.usable_blocks - self._reservation.watermark_blocks
 
     def obstacle(self, head: Request, num_tokens: int, draft: Draft) -> BlockedBy:
         """What keeps the head of the queue out of this step. Pure."""
