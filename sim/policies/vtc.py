@@ -325,19 +325,19 @@ class Vtc(Policy):
         return self._step(shape, sum(r.prompt_tokens for r in admitted), blocked_by, admitted)
 
     def _decode(self, blocked_by: BlockedBy) -> Step:
-        running = self._running
+        running, num_decode = self._running, self._running.num_decode
         context_sum, context_sum_sq, context_max = running.context_sums()
         shape = StepShape(
-            num_decode=len(running),
+            num_decode=num_decode,
             decode_context_sum=context_sum,
             decode_context_sum_sq=context_sum_sq,
             decode_context_max=context_max,
-            num_sampled=len(running),
+            num_sampled=num_decode,
         )
         self.queue.advance()
-        self._kv.take(len(running))
+        self._kv.take(num_decode)
         running.advance()
-        return self._step(shape, len(running), blocked_by)
+        return self._step(shape, num_decode, blocked_by)
 
     def _step(
         self, shape: StepShape, num_new_tokens: int, blocked_by: BlockedBy, admitted: Sequence[Request] = ()
