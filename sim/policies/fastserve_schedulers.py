@@ -272,7 +272,8 @@ class Mlfq(Scheduler):
         return batch
 
     def after_pass(self, members: Sequence[Request], duration_s: float, now_s: float) -> None:
-        for request in [r for r in self._chosen if r in members]:
+        still_there = set(members)
+        for request in [r for r in self._chosen if r in still_there]:
             job: Job = request.policy_state
             job.last_pass_s = now_s
             job.used_s += duration_s
