@@ -25,7 +25,7 @@ MIN_FREE_CPU_SHARE = 0.1
 class Job:
     """What a scheduler knows of a request."""
 
-    __slots__ = ("last_pass_s", "level", "used_s")
+    __slots__ = ("last_pass_s", "level", "num_counted", "position", "used_s")
 
     def __init__(self) -> None:
         self.level = 0
@@ -34,6 +34,15 @@ class Job:
         """Time of the passes that it was in since it came to its level."""
         self.last_pass_s = NEVER_RAN_S
         """When its last pass ended."""
+        self.position = 0
+        """In a crowd: where it stands in its level."""
+        self.num_counted = 0
+        """In a crowd: how many of its passes are counted in `used_s`."""
+
+
+def granted_s(level: int) -> float:
+    """Time that a queue grants."""
+    return QUANTUM_S * (1 << level)
 
 
 class Engine(Protocol):
@@ -250,9 +259,12 @@ class Mlfq(Scheduler):
         self._num_iterations = 0
 
     def add(self, request: Request) -> None:
-        job: Job = request.policy_state
-        job.level = self._first_level(request) if self.skips else 0
-        self._level(job.level).append(request)
+        self.choose_level(request)
+        self._level(request.policy_state.level).append(request)
+
+    def choose_level(self, request: Request) -> None:
+        """The queue that a new request joins."""
+        request.policy_state.level = self._first_level(request) if self.skips else 0
 
     def remove(self, request: Request) -> None:
         level = self._level(request.policy_state.level)
@@ -271,16 +283,32 @@ class Mlfq(Scheduler):
         self._chosen = list(batch)
         return batch
 
+    def empty(self) -> list[Request]:
+        """Take everybody out, in order."""
+        everybody = self.waiting()
+        self._levels.clear()
+        return everybody
+
+    def fill_again(self, everybody: Sequence[Request], num_passes: int) -> None:
+        """Everybody is back, in order, after so many passes that were not chosen here."""
+        for request in everybody:
+            self._level(request.policy_state.level).append(request)
+        self._num_iterations += num_passes
+
     def after_pass(self, members: Sequence[Request], duration_s: float, now_s: float) -> None:
         still_there = set(members)
         for request in [r for r in self._chosen if r in still_there]:
             job: Job = request.policy_state
             job.last_pass_s = now_s
             job.used_s += duration_s
-            if job.used_s > QUANTUM_S * 2**job.level:
+            if job.used_s > granted_s(job.level):
                 job.level += 1
                 job.used_s = 0.0
             self._push_front(request)
+        self.swap_ahead()
+
+    def swap_ahead(self) -> None:
+        """Between two passes, so that as many blocks as are to be kept free are."""
         self._reserve_and_swap_ahead([])
 
     def running(self) -> list[Request]:
@@ -341,7 +369,7 @@ class Mlfq(Scheduler):
         num_tokens = min(max(request.prompt_tokens, shortest), longest)
         prefill_s = (options.profile_base_ms + options.profile_prefill_ms * num_tokens) / 1e3
         level = 0
-        while QUANTUM_S * 2**level < prefill_s:
+        while granted_s(level) < prefill_s:
             level += 1
         return level
 

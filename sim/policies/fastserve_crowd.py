@@ -1,0 +1,201 @@
+"""FastServe's MLFQ while everybody fits: a pass costs what it changes.
+
+As long as seats, tokens and blocks suffice for all, the queues only say in which order requests stand in a pass
+and when each of them sinks. The order is turned round by every pass, which is one sign for all; those who sink go
+behind those who are there, and new ones behind all. The time that a request used is added up when it may have
+sunk: pass by pass, in the order in which it would have been, because sums of binary fractions depend on that.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from sim.batch import RunningBatch
+from sim.kv.base import blocks_for
+from sim.policies.fastserve_schedulers import Job, granted_s
+from sim.request import Request, Status
+
+MAX_PASSES = 4096
+"""Passes after which everybody's time is added up."""
+TOLERANCE = 1e-9
+"""Relative error, above that of any sum of so many passes, by which a request is looked at too early."""
+
+
+class Crowd:
+    """Everybody in the engine, all of whom are in every pass but for those who came while one is in flight."""
+
+    def __init__(self, block_size: int) -> None:
+        self.running = RunningBatch(block_size)
+        """Those who have output; the batch has ticked ahead of the results of a pass in flight."""
+        self.prompting: list[Request] = []
+        """Those whose prompt is in the pass in flight, in its order."""
+        self.new: dict[Request, None] = {}
+        """Those who came since the last pass was planned."""
+        self.joined: dict[Request, None] = {}
+        """Those of `running` who were in no pass that decodes."""
+        self.num_passes = 0
+        """Passes that were planned."""
+        self._block_size = block_size
+        self._sign = 1
+        self._first = self._last = 0
+        """The smallest and the largest position that was given out."""
+        self._durations_s: list[float] = []
+        self._elapsed_s = 0.0
+        self._ended_s = 0.0
+        """When the last pass ended."""
+        self._to_sink: list[tuple[float, int, Request]] = []
+        """A heap: about when, on the clock of `_elapsed_s`, each request has used up its level's time."""
+        self._places_before: dict[Request, tuple[int, int]] = {}
+        """Level and position that those who sank after the last pass had in it."""
+
+    def take_in(self, request: Request) -> None:
+        """A request with output, behind all others of its level. Its blocks hold its tokens and no more."""
+        self._place(request)
+        self._decode(request)
+
+    def start(self) -> list[Request]:
+        """Those who are new go into the pass that is planned: in its order. Positions count backwards from here on."""
+        self.prompting = sorted(self.new, key=_level)
+        for request in self.new:
+            self._place(request)
+        self.new = {}
+        self._sign, self._places_before = -self._sign, {}
+        self.num_passes += 1
+        return self.prompting
+
+    def end_prompts(self) -> tuple[list[Request], list[Request]]:
+        """The results of prompts: who has its whole answer, and whose client leaves. The others decode from now on."""
+        finished: list[Request] = []
+        departed: list[Request] = []
+        for request in self.prompting:
+            request.num_output_tokens = 1
+            if request.num_target_tokens == 1:
+                finished.append(request)
+                continue
+            if request.cancel_after_tokens == 1:
+                departed.append(request)
+            self._decode(request)
+            self.joined[request] = None
+        self.prompting = []
+        return finished, departed
+
+    def end_decodes(self, tick: int) -> tuple[list[Request], list[Request]]:
+        """The results of decodes: who has its whole answer, and whose client leaves."""
+        finished: list[Request] = []
+        departed: list[Request] = []
+        due = self.running.due.pop_tick(tick) if tick in self.running.due else []
+        for request in self.in_pass_order(due):
+            num_to_come = request.num_target_tokens - request.num_output_tokens - (tick - request.joined_tick)
+            if num_to_come:
+                departed.append(request)
+                self.running.postpone(request, num_to_come)
+            else:
+                finished.append(request)
+        return finished, departed
+
+    def remove(self, request: Request, *, is_in_flight: bool = False) -> None:
+        """Forget a request and bring its counters up to date, blocks among them. Mutates it."""
+        if request in self.new:
+            del self.new[request]
+        elif request in self.prompting:
+            self.prompting.remove(request)
+        elif request in self.running:
+            self.running.leave(request)
+            request.num_blocks = blocks_for(request.num_computed_tokens, self._block_size)
+            self.joined.pop(request, None)
+            request.num_output_tokens -= is_in_flight
+
+    def settle(self, duration_s: float, now_s: float) -> None:
+        """The pass has ended: whoever has used up its level's time sinks."""
+        self._durations_s.append(duration_s)
+        self._elapsed_s += duration_s
+        self._ended_s = now_s
+        sinking: list[Request] = []
+        while self._to_sink and self._to_sink[0][0] <= self._elapsed_s * (1 + TOLERANCE):
+            request = heappop(self._to_sink)[2]
+            if request.status is Status.OVER:
+                continue
+            job = self._count(request)
+            if job.used_s > granted_s(job.level):
+                sinking.append(request)
+            else:
+                self._await_sinking(request)
+        sinking = self.in_pass_order(sinking)
+        self._places_before = {r: (r.policy_state.level, r.policy_state.position) for r in sinking}
+        for request in reversed(sinking):
+            job = request.policy_state
+            job.level += 1
+            job.used_s = 0.0
+            self._place(request)
+        if len(self._durations_s) == MAX_PASSES:
+            self._count_all()
+
+    def in_pass_order(self, requests: list[Request]) -> list[Request]:
+        """Some of those who are in the pass in flight or just ended, in its order."""
+        return sorted(requests, key=self._place_in_pass) if len(requests) > 1 else requests
+
+    def in_order(self) -> list[Request]:
+        """Everybody who is in no pass: by level, and there in the order in which they would be chosen."""
+        sign = self._sign
+        members = sorted(self.running, key=lambda r: (r.policy_state.level, sign * r.policy_state.position))
+        return sorted([*members, *self.new], key=_level)
+
+    def dissolve(self) -> tuple[list[Request], list[Request]]:
+        """Make everybody's state real again, between two passes: all in order, and those of the last pass' decodes."""
+        everybody = self.in_order()
+        decoded = self.in_pass_order([r for r in self.running if r not in self.joined])
+        for request in list(self.running):
+            job = self._count(request)
+            if self.num_passes:
+                job.last_pass_s = self._ended_s
+            self.remove(request)
+        return everybody, decoded
+
+    def _place_in_pass(self, request: Request) -> tuple[int, int]:
+        job: Job = request.policy_state
+        level, position = self._places_before.get(request) or (job.level, job.position)
+        return level, -self._sign * position
+
+    def _place(self, request: Request) -> None:
+        """Behind all others of its level, its time up to now being counted."""
+        job: Job = request.policy_state
+        if self._sign > 0:
+            self._last = job.position = self._last + 1
+        else:
+            self._first = job.position = self._first - 1
+        job.num_counted = len(self._durations_s)
+        self._await_sinking(request)
+
+    def _decode(self, request: Request) -> None:
+        num_received, until = request.num_output_tokens, request.num_target_tokens
+        if num_received < request.cancel_after_tokens < until:
+            until = request.cancel_after_tokens
+        self.running.join(request, until - num_received)
+
+    def _await_sinking(self, request: Request) -> None:
+        job: Job = request.policy_state
+        granted = granted_s(job.level)
+        early_s = TOLERANCE * (granted + self._elapsed_s)
+        heappush(self._to_sink, (self._elapsed_s + granted - job.used_s - early_s, request.index, request))
+
+    def _count(self, request: Request) -> Job:
+        """Add the passes since it was last done to a request's time."""
+        job: Job = request.policy_state
+        used_s = job.used_s
+        for duration_s in self._durations_s[job.num_counted :]:
+            used_s += duration_s
+        job.used_s, job.num_counted = used_s, len(self._durations_s)
+        return job
+
+    def _count_all(self) -> None:
+        requests = [entry[2] for entry in self._to_sink if entry[2].status is not Status.OVER]
+        for request in requests:
+            self._count(request).num_counted = 0
+        self._durations_s, self._elapsed_s, self._to_sink = [], 0.0, []
+        for request in requests:
+            self._await_sinking(request)
+
+
+def _level(request: Request) -> int:
+    job: Job = request.policy_state
+    return job.level
