@@ -353,7 +353,8 @@ class FastServe(Policy):
             self._tick += 1
             self._live_tokens += num_decode
             running.advance()
-            joined, crowd.joined = crowd.in_pass_order(list(crowd.joined)), {}
+            if crowd.joined:
+                joined, crowd.joined = crowd.in_pass_order(list(crowd.joined)), {}
         self.swaps, self._num_named, self._planned_s = [], 0, now_s
         return Step(
             StepShape(

@@ -8,7 +8,9 @@ sunk: pass by pass, in the order in which it would have been, because sums of bi
 
 from __future__ import annotations
 
+from functools import reduce
 from heapq import heappop, heappush
+from operator import add, attrgetter
 
 from sim.batch import RunningBatch
 from sim.kv.base import blocks_for
@@ -41,12 +43,14 @@ class Crowd:
         """The smallest and the largest position that was given out."""
         self._durations_s: list[float] = []
         self._elapsed_s = 0.0
+        self._totals_s: dict[tuple[float, int], float] = {}
+        """Time used by now, by that at a pass and the pass: requests that stand together use theirs together."""
         self._ended_s = 0.0
         """When the last pass ended."""
         self._to_sink: list[tuple[float, int, Request]] = []
         """A heap: about when, on the clock of `_elapsed_s`, each request has used up its level's time."""
-        self._places_before: dict[Request, tuple[int, int]] = {}
-        """Level and position that those who sank after the last pass had in it."""
+        self._sunk: dict[Request, None] = {}
+        """Those who sank after the last pass."""
 
     def take_in(self, request: Request) -> None:
         """A request with output, behind all others of its level. Its blocks hold its tokens and no more."""
@@ -55,11 +59,12 @@ class Crowd:
 
     def start(self) -> list[Request]:
         """Those who are new go into the pass that is planned: in its order. Positions count backwards from here on."""
-        self.prompting = sorted(self.new, key=_level)
-        for request in self.new:
-            self._place(request)
-        self.new = {}
-        self._sign, self._places_before = -self._sign, {}
+        if self.new:
+            self.prompting = sorted(self.new, key=_level)
+            for request in self.new:
+                self._place(request)
+            self.new = {}
+        self._sign, self._sunk = -self._sign, {}
         self.num_passes += 1
         return self.prompting
 
@@ -110,40 +115,48 @@ class Crowd:
         self._durations_s.append(duration_s)
         self._elapsed_s += duration_s
         self._ended_s = now_s
+        if self._totals_s:
+            self._totals_s = {}
         sinking: list[Request] = []
-        while self._to_sink and self._to_sink[0][0] <= self._elapsed_s * (1 + TOLERANCE):
-            request = heappop(self._to_sink)[2]
-            if request.status is Status.OVER:
-                continue
-            job = self._count(request)
-            if job.used_s > granted_s(job.level):
-                sinking.append(request)
-            else:
-                self._await_sinking(request)
-        sinking = self.in_pass_order(sinking)
-        self._places_before = {r: (r.policy_state.level, r.policy_state.position) for r in sinking}
-        for request in reversed(sinking):
-            job = request.policy_state
-            job.level += 1
-            job.used_s = 0.0
-            self._place(request)
+        to_sink, until_s = self._to_sink, self._elapsed_s * (1 + TOLERANCE)
+        while to_sink and to_sink[0][0] <= until_s:
+            request = heappop(to_sink)[2]
+            if request.status is not Status.OVER:
+                job = self._count(request)
+                if job.used_s > granted_s(job.level):
+                    sinking.append(request)
+                else:
+                    self._await_sinking(request)
+        if sinking:
+            self._sink(self.in_pass_order(sinking))
         if len(self._durations_s) == MAX_PASSES:
             self._count_all()
 
+    def _sink(self, requests: list[Request]) -> None:
+        """These, in the order of the pass that has ended, go down a level."""
+        self._sunk = dict.fromkeys(requests)
+        for request in reversed(requests):
+            job: Job = request.policy_state
+            job.position_before = job.position
+            job.level += 1
+            job.used_s = 0.0
+            self._place(request)
+
     def in_pass_order(self, requests: list[Request]) -> list[Request]:
-        """Some of those who are in the pass in flight or just ended, in its order."""
-        return sorted(requests, key=self._place_in_pass) if len(requests) > 1 else requests
+        """Some of those who are in the pass in flight, or in one whose results are taken in, in its order."""
+        if len(requests) <= 1:
+            return requests
+        return sorted(sorted(requests, key=_position, reverse=self._sign > 0), key=_level)
 
     def in_order(self) -> list[Request]:
         """Everybody who is in no pass: by level, and there in the order in which they would be chosen."""
-        sign = self._sign
-        members = sorted(self.running, key=lambda r: (r.policy_state.level, sign * r.policy_state.position))
+        members = sorted(self.running, key=_position, reverse=self._sign < 0)
         return sorted([*members, *self.new], key=_level)
 
     def dissolve(self) -> tuple[list[Request], list[Request]]:
         """Make everybody's state real again, between two passes: all in order, and those of the last pass' decodes."""
         everybody = self.in_order()
-        decoded = self.in_pass_order([r for r in self.running if r not in self.joined])
+        decoded = sorted([r for r in self.running if r not in self.joined], key=self._place_in_pass)
         for request in list(self.running):
             job = self._count(request)
             if self.num_passes:
@@ -152,9 +165,11 @@ class Crowd:
         return everybody, decoded
 
     def _place_in_pass(self, request: Request) -> tuple[int, int]:
+        """Of the last pass, which has been settled."""
         job: Job = request.policy_state
-        level, position = self._places_before.get(request) or (job.level, job.position)
-        return level, -self._sign * position
+        if request in self._sunk:
+            return job.level - 1, -self._sign * job.position_before
+        return job.level, -self._sign * job.position
 
     def _place(self, request: Request) -> None:
         """Behind all others of its level, its time up to now being counted."""
@@ -181,9 +196,10 @@ class Crowd:
     def _count(self, request: Request) -> Job:
         """Add the passes since it was last done to a request's time."""
         job: Job = request.policy_state
-        used_s = job.used_s
-        for duration_s in self._durations_s[job.num_counted :]:
-            used_s += duration_s
+        begun = job.used_s, job.num_counted
+        used_s = self._totals_s.get(begun)
+        if used_s is None:  # one by one: sum() may round otherwise
+            used_s = self._totals_s[begun] = reduce(add, self._durations_s[job.num_counted :], job.used_s)
         job.used_s, job.num_counted = used_s, len(self._durations_s)
         return job
 
@@ -191,11 +207,10 @@ class Crowd:
         requests = [entry[2] for entry in self._to_sink if entry[2].status is not Status.OVER]
         for request in requests:
             self._count(request).num_counted = 0
-        self._durations_s, self._elapsed_s, self._to_sink = [], 0.0, []
+        self._durations_s, self._elapsed_s, self._to_sink, self._totals_s = [], 0.0, [], {}
         for request in requests:
             self._await_sinking(request)
 
 
-def _level(request: Request) -> int:
-    job: Job = request.policy_state
-    return job.level
+_level = attrgetter("policy_state.level")
+_position = attrgetter("policy_state.position")
