@@ -310,13 +310,11 @@ class FastServe(Policy):
         if self._crowd is not None or not is_quiet or not isinstance(self.scheduler, Mlfq):
             return
         self._crowd = crowd = Crowd(self.kv.block_size)
-        for request in self.scheduler.empty():
-            if not request.num_output_tokens:
-                crowd.new[request] = None
-                continue
-            crowd.take_in(request)
-            if request not in self._decoding:
-                crowd.joined[request] = None
+        everybody = self.scheduler.empty()
+        members = [r for r in everybody if r.num_output_tokens]
+        crowd.take_in(members)
+        crowd.joined = {r: None for r in members if r not in self._decoding}
+        crowd.new = {r: None for r in everybody if not r.num_output_tokens}
 
     def _dissolve(self, crowd: Crowd) -> None:
         """Hand everybody back to the scheduler, between two passes."""

@@ -23,6 +23,21 @@ TOLERANCE = 1e-9
 """Relative error, above that of any sum of so many passes, by which a request is looked at too early."""
 
 
+class Cohort:
+    """Requests that came to a level together: they use its time together."""
+
+    __slots__ = ("level", "members", "num_counted", "used_s")
+
+    def __init__(self, level: int, used_s: float, num_counted: int) -> None:
+        self.level = level
+        self.used_s = used_s
+        """Time of the passes that are counted, since they came to the level."""
+        self.num_counted = num_counted
+        """How many of the crowd's passes are, and those of before they came."""
+        self.members: list[Request] = []
+        """Those who are over stay in it."""
+
+
 class Crowd:
     """Everybody in the engine, all of whom are in every pass but for those who came while one is in flight."""
 
@@ -43,19 +58,20 @@ class Crowd:
         """The smallest and the largest position that was given out."""
         self._durations_s: list[float] = []
         self._elapsed_s = 0.0
-        self._totals_s: dict[tuple[float, int], float] = {}
-        """Time used by now, by that at a pass and the pass: requests that stand together use theirs together."""
         self._ended_s = 0.0
         """When the last pass ended."""
-        self._to_sink: list[tuple[float, int, Request]] = []
-        """A heap: about when, on the clock of `_elapsed_s`, each request has used up its level's time."""
+        self._to_sink: list[tuple[float, int, Cohort]] = []
+        """A heap: about when, on the clock of `_elapsed_s`, each cohort has used up its level's time."""
+        self._num_cohorts = 0
         self._sunk: dict[Request, None] = {}
         """Those who sank after the last pass."""
 
-    def take_in(self, request: Request) -> None:
-        """A request with output, behind all others of its level. Its blocks hold its tokens and no more."""
-        self._place(request)
-        self._decode(request)
+    def take_in(self, requests: list[Request]) -> None:
+        """Requests with output, in order. Their blocks hold their tokens and no more. Once, before all others."""
+        for request in requests:
+            self._place(request)
+            self._decode(request)
+        self._form_cohorts(requests)
 
     def start(self) -> list[Request]:
         """Those who are new go into the pass that is planned: in its order. Positions count backwards from here on."""
@@ -63,6 +79,7 @@ class Crowd:
             self.prompting = sorted(self.new, key=_level)
             for request in self.new:
                 self._place(request)
+            self._form_cohorts(self.prompting)
             self.new = {}
         self._sign, self._sunk = -self._sign, {}
         self.num_passes += 1
@@ -115,18 +132,14 @@ class Crowd:
         self._durations_s.append(duration_s)
         self._elapsed_s += duration_s
         self._ended_s = now_s
-        if self._totals_s:
-            self._totals_s = {}
         sinking: list[Request] = []
         to_sink, until_s = self._to_sink, self._elapsed_s * (1 + TOLERANCE)
         while to_sink and to_sink[0][0] <= until_s:
-            request = heappop(to_sink)[2]
-            if request.status is not Status.OVER:
-                job = self._count(request)
-                if job.used_s > granted_s(job.level):
-                    sinking.append(request)
-                else:
-                    self._await_sinking(request)
+            cohort = heappop(to_sink)[2]
+            if self._count(cohort) > granted_s(cohort.level):
+                sinking += [r for r in cohort.members if r.status is not Status.OVER]
+            else:
+                self._await_sinking(cohort)
         if sinking:
             self._sink(self.in_pass_order(sinking))
         if len(self._durations_s) == MAX_PASSES:
@@ -141,6 +154,7 @@ class Crowd:
             job.level += 1
             job.used_s = 0.0
             self._place(request)
+        self._form_cohorts(requests)
 
     def in_pass_order(self, requests: list[Request]) -> list[Request]:
         """Some of those who are in the pass in flight, or in one whose results are taken in, in its order."""
@@ -157,10 +171,13 @@ class Crowd:
         """Make everybody's state real again, between two passes: all in order, and those of the last pass' decodes."""
         everybody = self.in_order()
         decoded = sorted([r for r in self.running if r not in self.joined], key=self._place_in_pass)
+        for _, _, cohort in self._to_sink:
+            used_s = self._count(cohort)
+            for request in cohort.members:
+                request.policy_state.used_s = used_s
         for request in list(self.running):
-            job = self._count(request)
             if self.num_passes:
-                job.last_pass_s = self._ended_s
+                request.policy_state.last_pass_s = self._ended_s
             self.remove(request)
         return everybody, decoded
 
@@ -172,14 +189,24 @@ class Crowd:
         return job.level, -self._sign * job.position
 
     def _place(self, request: Request) -> None:
-        """Behind all others of its level, its time up to now being counted."""
+        """Behind all others of its level."""
         job: Job = request.policy_state
         if self._sign > 0:
             self._last = job.position = self._last + 1
         else:
             self._first = job.position = self._first - 1
-        job.num_counted = len(self._durations_s)
-        self._await_sinking(request)
+
+    def _form_cohorts(self, requests: list[Request]) -> None:
+        """Those of these who are at the same level with the same time used share the time to come."""
+        cohorts: dict[tuple[int, float], Cohort] = {}
+        for request in requests:
+            job: Job = request.policy_state
+            key = job.level, job.used_s
+            if key not in cohorts:
+                cohorts[key] = Cohort(*key, len(self._durations_s))
+            cohorts[key].members.append(request)
+        for cohort in cohorts.values():
+            self._await_sinking(cohort)
 
     def _decode(self, request: Request) -> None:
         num_received, until = request.num_output_tokens, request.num_target_tokens
@@ -187,29 +214,27 @@ class Crowd:
             until = request.cancel_after_tokens
         self.running.join(request, until - num_received)
 
-    def _await_sinking(self, request: Request) -> None:
-        job: Job = request.policy_state
-        granted = granted_s(job.level)
+    def _await_sinking(self, cohort: Cohort) -> None:
+        granted = granted_s(cohort.level)
         early_s = TOLERANCE * (granted + self._elapsed_s)
-        heappush(self._to_sink, (self._elapsed_s + granted - job.used_s - early_s, request.index, request))
+        self._num_cohorts += 1
+        heappush(self._to_sink, (self._elapsed_s + granted - cohort.used_s - early_s, self._num_cohorts, cohort))
 
-    def _count(self, request: Request) -> Job:
-        """Add the passes since it was last done to a request's time."""
-        job: Job = request.policy_state
-        begun = job.used_s, job.num_counted
-        used_s = self._totals_s.get(begun)
-        if used_s is None:  # one by one: sum() may round otherwise
-            used_s = self._totals_s[begun] = reduce(add, self._durations_s[job.num_counted :], job.used_s)
-        job.used_s, job.num_counted = used_s, len(self._durations_s)
-        return job
+    def _count(self, cohort: Cohort) -> float:
+        """Add the passes since it was last done to a cohort's time."""
+        durations_s = self._durations_s[cohort.num_counted :]
+        cohort.used_s = reduce(add, durations_s, cohort.used_s)  # one by one: sum() may round otherwise
+        cohort.num_counted += len(durations_s)
+        return cohort.used_s
 
     def _count_all(self) -> None:
-        requests = [entry[2] for entry in self._to_sink if entry[2].status is not Status.OVER]
-        for request in requests:
-            self._count(request).num_counted = 0
-        self._durations_s, self._elapsed_s, self._to_sink, self._totals_s = [], 0.0, [], {}
-        for request in requests:
-            self._await_sinking(request)
+        cohorts = [cohort for _, _, cohort in self._to_sink]
+        for cohort in cohorts:
+            self._count(cohort)
+            cohort.num_counted = 0
+        self._durations_s, self._elapsed_s, self._to_sink = [], 0.0, []
+        for cohort in cohorts:
+            self._await_sinking(cohort)
 
 
 _level = attrgetter("policy_state.level")

@@ -25,7 +25,7 @@ MIN_FREE_CPU_SHARE = 0.1
 class Job:
     """What a scheduler knows of a request."""
 
-    __slots__ = ("last_pass_s", "level", "num_counted", "position", "position_before", "used_s")
+    __slots__ = ("last_pass_s", "level", "position", "position_before", "used_s")
 
     def __init__(self) -> None:
         self.level = 0
@@ -38,8 +38,6 @@ class Job:
         """In a crowd: where it stands in its level."""
         self.position_before = 0
         """In a crowd: where it stood before it sank."""
-        self.num_counted = 0
-        """In a crowd: how many of its passes are counted in `used_s`."""
 
 
 def granted_s(level: int) -> float:
