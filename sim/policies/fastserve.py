@@ -72,7 +72,7 @@ class Swap(NamedTuple):
 
 
 class FastServe(Policy):
-    """Runs the batch that its scheduler chooses. O(batch) per step, since any of it may change."""
+    """Runs the batch that its scheduler chooses: O(changes) per step for MLFQ while everybody fits, else O(batch)."""
 
     Options = FastServeOptions
     about = About(
@@ -195,7 +195,7 @@ class FastServe(Policy):
         self._is_in_flight = True
         self._gather()
         if self._crowd is not None:
-            if self._all_fit(self._crowd):
+            if self._crowd.fits(self.kv, self.options, self.scheduler.num_kept_free):
                 return self._plan_crowd(self._crowd, now_s)
             self._dissolve(self._crowd)
         self.swaps, carried = [], self.swaps[self._num_named :]
@@ -324,50 +324,19 @@ class FastServe(Policy):
             self._decoding = dict.fromkeys(decoded)
         self._crowd, self._was_everybody = None, False
 
-    def _all_fit(self, crowd: Crowd) -> bool:
-        """Whether the scheduler would choose everybody and move nobody."""
-        options, num_prompt_tokens = self.options, 0
-        num_blocks = self.scheduler.num_kept_free + len(crowd.running.at_context(0))
-        for request in crowd.new:
-            num_prompt_tokens += request.prompt_tokens
-            num_blocks += blocks_for(request.prompt_tokens, self.kv.block_size)
-        has_seats = crowd.running.num_decode + len(crowd.new) <= options.max_batch_size
-        return has_seats and num_prompt_tokens < options.max_tokens_per_batch and num_blocks <= self.kv.free_blocks
-
     def _plan_crowd(self, crowd: Crowd, now_s: float) -> Step:
         """A pass of everybody."""
-        kv, running, num_decode = self.kv, crowd.running, crowd.running.num_decode
-        num_free = kv.free_blocks
-        kv.take(len(running.at_context(0)))
-        prompts = crowd.start()
-        for request in prompts:
-            kv.allocate(request, blocks_for(request.prompt_tokens, kv.block_size))
-            request.status = Status.RUNNING
-            request.num_computed_tokens = request.prompt_tokens
-            self._live_tokens += request.prompt_tokens
-        context_sum, context_sum_sq, context_max = running.context_sums()
-        joined: list[Request] = []
-        if num_decode:
-            self._tick += 1
-            self._live_tokens += num_decode
-            running.advance()
-            if crowd.joined:
-                joined, crowd.joined = crowd.in_pass_order(list(crowd.joined)), {}
+        num_free = self.kv.free_blocks
+        shape, prompts, joined = crowd.plan(self.kv)
+        self._tick += shape.num_decode > 0
+        self._live_tokens += shape.num_decode + shape.prefill_tokens
         self.swaps, self._num_named, self._planned_s = [], 0, now_s
         return Step(
-            StepShape(
-                num_decode,
-                context_sum,
-                context_sum_sq,
-                context_max,
-                tuple([(r.prompt_tokens, 0) for r in prompts]),
-                num_decode + len(prompts),
-                num_new_requests=len(prompts),
-            ),
-            num_decode + len(prompts),
+            shape,
+            shape.num_sampled,
             0,
-            kv.used_blocks,
-            num_free - kv.free_blocks,
+            self.kv.used_blocks,
+            num_free - self.kv.free_blocks,
             self._live_tokens,
             tick=self._tick,
             chunks=[Chunk(r, r.prompt_tokens, 0, True) for r in prompts],

@@ -11,11 +11,14 @@ from __future__ import annotations
 from functools import reduce
 from heapq import heappop, heappush
 from operator import add, attrgetter
+from typing import Any
 
 from sim.batch import RunningBatch
 from sim.kv.base import blocks_for
+from sim.kv.swapped import SwappedCache
 from sim.policies.fastserve_schedulers import Job, granted_s
 from sim.request import Request, Status
+from sim.step import StepShape
 
 MAX_PASSES = 4096
 """Passes after which everybody's time is added up."""
@@ -33,7 +36,7 @@ class Cohort:
         self.used_s = used_s
         """Time of the passes that are counted, since they came to the level."""
         self.num_counted = num_counted
-        """How many of the crowd's passes are, and those of before they came."""
+        """How many of the crowd's passes are counted or were before they came."""
         self.members: list[Request] = []
         """Those who are over stay in it."""
 
@@ -73,17 +76,51 @@ class Crowd:
             self._decode(request)
         self._form_cohorts(requests)
 
-    def start(self) -> list[Request]:
-        """Those who are new go into the pass that is planned: in its order. Positions count backwards from here on."""
-        if self.new:
-            self.prompting = sorted(self.new, key=_level)
-            for request in self.new:
-                self._place(request)
-            self._form_cohorts(self.prompting)
-            self.new = {}
+    def fits(self, kv: SwappedCache, options: Any, num_kept_free: int) -> bool:
+        """Whether a pass of everybody has the seats, tokens and blocks that the engine's options grant. Pure."""
+        num_prompt_tokens, num_blocks = 0, num_kept_free + len(self.running.at_context(0))
+        for request in self.new:
+            num_prompt_tokens += request.prompt_tokens
+            num_blocks += blocks_for(request.prompt_tokens, self._block_size)
+        if self.running.num_decode + len(self.new) > options.max_batch_size:
+            return False
+        return num_prompt_tokens < options.max_tokens_per_batch and num_blocks <= kv.free_blocks
+
+    def plan(self, kv: SwappedCache) -> tuple[StepShape, list[Request], list[Request]]:
+        """A pass of everybody, who fits: its shape, its prompts, and who decodes for the first time.
+
+        Takes the blocks, makes the prompts' counters what they will be, and turns the order round for the next pass.
+        """
+        running, num_decode = self.running, self.running.num_decode
+        kv.take(len(running.at_context(0)))
+        prompts = self._start_prompts(kv) if self.new else []
         self._sign, self._sunk = -self._sign, {}
         self.num_passes += 1
-        return self.prompting
+        shape = StepShape(
+            num_decode,
+            *running.context_sums(),
+            tuple([(r.prompt_tokens, 0) for r in prompts]),
+            num_decode + len(prompts),
+            num_new_requests=len(prompts),
+        )
+        joined: list[Request] = []
+        if num_decode:
+            running.advance()
+        if num_decode and self.joined:
+            joined, self.joined = self.in_pass_order(list(self.joined)), {}
+        return shape, prompts, joined
+
+    def _start_prompts(self, kv: SwappedCache) -> list[Request]:
+        for request in self.new:
+            self._place(request)
+        self.prompting = prompts = sorted(self.new, key=_level)
+        self.new = {}
+        self._form_cohorts(prompts)
+        for request in prompts:
+            kv.allocate(request, blocks_for(request.prompt_tokens, self._block_size))
+            request.status = Status.RUNNING
+            request.num_computed_tokens = request.prompt_tokens
+        return prompts
 
     def end_prompts(self) -> tuple[list[Request], list[Request]]:
         """The results of prompts: who has its whole answer, and whose client leaves. The others decode from now on."""
