@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import reduce
 from heapq import heappop, heappush
+from itertools import groupby
 from operator import add, attrgetter
 from typing import Any
 
@@ -31,13 +32,13 @@ class Cohort:
 
     __slots__ = ("level", "members", "num_counted", "used_s")
 
-    def __init__(self, level: int, used_s: float, num_counted: int) -> None:
+    def __init__(self, level: int, used_s: float, num_counted: int, members: list[Request]) -> None:
         self.level = level
         self.used_s = used_s
         """Time of the passes that are counted, since they came to the level."""
         self.num_counted = num_counted
         """How many of the crowd's passes are counted or were before they came."""
-        self.members: list[Request] = []
+        self.members = members
         """Those who are over stay in it."""
 
 
@@ -234,16 +235,9 @@ class Crowd:
             self._first = job.position = self._first - 1
 
     def _form_cohorts(self, requests: list[Request]) -> None:
-        """Those of these who are at the same level with the same time used share the time to come."""
-        cohorts: dict[tuple[int, float], Cohort] = {}
-        for request in requests:
-            job: Job = request.policy_state
-            key = job.level, job.used_s
-            if key not in cohorts:
-                cohorts[key] = Cohort(*key, len(self._durations_s))
-            cohorts[key].members.append(request)
-        for cohort in cohorts.values():
-            self._await_sinking(cohort)
+        """Neighbours among these who are at the same level with the same time used share the time to come."""
+        for (level, used_s), members in groupby(requests, key=_standing):
+            self._await_sinking(Cohort(level, used_s, len(self._durations_s), list(members)))
 
     def _decode(self, request: Request) -> None:
         num_received, until = request.num_output_tokens, request.num_target_tokens
@@ -275,4 +269,5 @@ class Crowd:
 
 
 _level = attrgetter("policy_state.level")
+_standing = attrgetter("policy_state.level", "policy_state.used_s")
 _position = attrgetter("policy_state.position")

@@ -153,7 +153,8 @@ class Phases(Policy):
             return None
         if growing:
             self.kv.allocate_each(growing)
-        self._publish(batch.at_context(self._block_size - 1))
+        if self.config.enable_prefix_caching:
+            self._publish(batch.at_context(self._block_size - 1))
         return len(growing)
 
     def _growing(self, batch: RunningBatch) -> Collection[Request]:
