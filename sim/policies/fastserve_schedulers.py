@@ -213,9 +213,8 @@ class Srpt(Scheduler):
         batch.clear()
         num_tokens = 0
         self.blocked_by = BlockedBy.NOTHING
-        while pool:
-            request = min(pool, key=_tokens_to_come)
-            pool.remove(request)
+        left_out: Request | None = None
+        for request in sorted(pool, key=_tokens_to_come):
             num_tokens += _pass_tokens(request)
             if num_tokens > self.engine.options.max_tokens_per_batch:
                 self.blocked_by = BlockedBy.BUDGET
@@ -224,9 +223,12 @@ class Srpt(Scheduler):
             else:
                 batch.append(request)
                 continue
-            pool.append(request)
+            left_out = request
             break
-        self._pool = pool
+        chosen = set(batch)
+        self._pool = pool = [r for r in pool if r not in chosen and r is not left_out]
+        if left_out:
+            pool.append(left_out)
         victims = sorted(pool, key=_tokens_to_come, reverse=True)
         self._reserve(batch, victims, 0, pool.append)
         return batch
