@@ -44,6 +44,9 @@ UNIQUE = TokenRuns()
 
 _SPARE_KEYS = 32
 
+ENDLESS = 10**12
+"""Blocks of a text that never ends."""
+
 
 class BlockKeys:
     """Names the full blocks of every request by small integers.
@@ -89,13 +92,17 @@ class BlockKeys:
 class RequestKeys:
     """The keys of one request's full blocks, in order and without end."""
 
-    __slots__ = ("_base", "_keys", "_run", "_runs", "_space", "_start")
+    __slots__ = ("_base", "_keys", "_run", "_runs", "_space", "_start", "num_shared")
 
     def __init__(self, space: BlockKeys, tokens: TokenRuns, prompt_tokens: int) -> None:
         self._space = space
         self._runs: list[tuple[Hashable, int | None]] = list(tokens.prefix)
         if tokens.output_stream is not None and tokens.shared_tokens == prompt_tokens:
             self._runs.append((tokens.output_stream, None))
+            self.num_shared = ENDLESS
+        else:
+            self.num_shared = tokens.shared_tokens // space.block_size
+        """First blocks that other requests may have too."""
         self._keys: list[int] = []
         self._run = 0
         self._start = 0

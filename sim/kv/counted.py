@@ -28,6 +28,9 @@ class CountedCache(KVCache):
     num_evicted = 0
     """Cached blocks that were overwritten; stays 0 without prefix caching."""
 
+    num_open = 0
+    """Holders whose answers other requests may look for; stays 0 without prefix caching."""
+
     def lookup(self, request: Request, max_blocks: int) -> Hit:
         """The longest run of the request's first blocks, at most `max_blocks`, that is cached. Pure."""
         return NO_HIT
@@ -42,9 +45,8 @@ class CountedCache(KVCache):
         request.num_blocks += num_blocks
 
     def allocate_each(self, requests: Collection[Request]) -> None:
-        """Give one more block to each of these holders, in this order. Mutates the cache and, unless only
-        numbers matter to it, the requests: without prefix caching the caller writes their `num_blocks` before
-        it frees one of them."""
+        """Give one more block to each of these holders, in this order. Mutates the cache, and what it keeps of them;
+        the caller writes their `num_blocks` before it frees one of them."""
         self.take(len(requests))
 
     def take(self, num_blocks: int) -> None:

@@ -11,6 +11,7 @@ Source: vLLM 0.6.3.post1, `core/block/prefix_caching_block.py` and `core/evictor
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from sim.kv.base import blocks_for
 from sim.kv.counted import CountedCache
@@ -76,6 +77,10 @@ class HashedCache(CountedCache):
         for _ in range(num_blocks):
             self._take_empty()
         request.num_blocks += num_blocks
+
+    def allocate_each(self, requests: Collection[Request]) -> None:
+        for request in requests:
+            self.allocate(request, 1)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """The block that ends with the request's token number `num_tokens` is full from now on."""

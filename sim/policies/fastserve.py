@@ -13,7 +13,7 @@ Source: FastServe @187a274 (Wu et al. 2023, "Fast Distributed Inference Serving 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, cast
 
 from pydantic import Field
 
@@ -23,7 +23,8 @@ from sim.kv.base import blocks_for
 from sim.kv.swapped import SwappedCache
 from sim.options import Count, CountOrZero, NonNegative
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
-from sim.policies.fastserve_schedulers import SCHEDULERS, Job, Scheduler
+from sim.policies.fastserve_crowd import Crowd
+from sim.policies.fastserve_schedulers import SCHEDULERS, Job, Mlfq, Scheduler
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, Preemption, Step, StepShape
 
@@ -71,7 +72,7 @@ class Swap(NamedTuple):
 
 
 class FastServe(Policy):
-    """Runs the batch that its scheduler chooses. O(batch) per step, since any of it may change."""
+    """Runs the batch that its scheduler chooses: O(changes) per step for MLFQ while everybody fits, else O(batch)."""
 
     Options = FastServeOptions
     about = About(
@@ -116,7 +117,14 @@ class FastServe(Policy):
         self.swaps: list[Swap] = []
         """Since the last pass was planned; those that it names itself come first."""
         self._num_named = 0
+        self._was_everybody = False
+        """Whether the last pass had everybody in it, and nobody was moved for it."""
         self._tick = 0
+        self._is_in_flight = False
+        self._crowd: Crowd | None = None
+        """Everybody, while all fit and nobody is on the host; the scheduler then holds nobody."""
+        if isinstance(self.scheduler, Mlfq) and options.num_cpu_blocks != 0:
+            self._crowd = Crowd(limits.block_size)
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -147,10 +155,18 @@ class FastServe(Policy):
         request.num_target_tokens = min(request.num_target_tokens, self._max_model_len - request.prompt_tokens)
         request.policy_state = Job()
         self._num_unfinished += 1
-        self.scheduler.add(request)
+        if self._crowd is None:
+            self.scheduler.add(request)
+        else:
+            cast("Mlfq", self.scheduler).choose_level(request)
+            self._crowd.new[request] = None
 
     def cancel(self, request: Request) -> bool:
         """Drop the request wherever it is: always possible."""
+        if self._crowd is not None:
+            self._crowd.remove(request, is_in_flight=self._is_in_flight)
+            self._end(request)
+            return True
         for members in (self._batch, self._to_settle):
             if request in members:
                 members.remove(request)
@@ -163,13 +179,25 @@ class FastServe(Policy):
         if not self._has_ended:
             return
         now_s = self.read_clock(now_ns)
-        self.scheduler.after_pass(self._to_settle, now_s - self._planned_s, now_s)
+        if self._crowd is None:
+            self.scheduler.after_pass(self._to_settle, now_s - self._planned_s, now_s)
+        else:
+            self._crowd.settle(now_s - self._planned_s, now_s)
+            if self.scheduler.num_kept_free > self.kv.free_blocks:
+                self._dissolve(self._crowd)
+                cast("Mlfq", self.scheduler).swap_ahead()
         self._to_settle, self._has_ended = [], False
 
     def plan(self, now_ns: int) -> Step:
         """Run those whom the scheduler chooses: prompts first, then decodes."""
         self.settle(now_ns)
         now_s = self.read_clock(now_ns)
+        self._is_in_flight = True
+        self._gather()
+        if self._crowd is not None:
+            if self._crowd.fits(self.kv, self.options, self.scheduler.num_kept_free):
+                return self._plan_crowd(self._crowd, now_s)
+            self._dissolve(self._crowd)
         self.swaps, carried = [], self.swaps[self._num_named :]
         batch = self.scheduler.next_batch(now_s)
         batch.sort(key=_has_output)
@@ -180,10 +208,14 @@ class FastServe(Policy):
             num_new_blocks += num_blocks
         self._num_named = len(self.swaps)
         self._batch, self._planned_s = list(batch), now_s
+        self._was_everybody = len(batch) == self._num_unfinished and not self.swaps
         return self._step(batch, [*carried, *self.swaps], num_new_blocks)
 
     def update(self, step: Step) -> Finished:
         """Each member has one more token; those whose answer is complete leave."""
+        self._is_in_flight = False
+        if self._crowd is not None:
+            return self._update_crowd(self._crowd, step)
         finished: list[Request] = []
         departed: list[Request] = []
         for request in self._batch:
@@ -202,6 +234,9 @@ class FastServe(Policy):
     def batch(self, step: Step) -> list[tuple[Request, int]]:
         """Prompts, then decodes."""
         prompts = [(chunk.request, chunk.num_tokens) for chunk in step.chunks]
+        if self._crowd is not None:
+            decodes = self._crowd.in_pass_order(list(self._crowd.running)) if self._is_in_flight else []
+            return prompts + [(request, 1) for request in decodes]
         return prompts + [(r, 1) for r in self._batch if r.num_output_tokens]
 
     def running(self) -> list[Request]:
@@ -210,6 +245,8 @@ class FastServe(Policy):
 
     def waiting(self) -> list[Request]:
         """Everybody else, in the scheduler's order."""
+        if self._crowd is not None:
+            return list(self._crowd.new) if self._is_in_flight or self._has_ended else self._crowd.in_order()
         return self.scheduler.waiting()
 
     @property
@@ -220,6 +257,8 @@ class FastServe(Policy):
     @property
     def num_waiting(self) -> int:
         """Those who are not in the pass in flight."""
+        if self._crowd is not None and self._is_in_flight:
+            return len(self._crowd.new)
         return self._num_unfinished - len(self._batch)
 
     @property
@@ -235,6 +274,10 @@ class FastServe(Policy):
     def check_integrity(self) -> None:
         """The pool lacks what requests hold, and nobody is in two places."""
         everybody = [*self.running(), *self.waiting(), *self._to_settle, *self._batch]
+        if self._crowd is not None:
+            everybody = [*self._crowd.in_order(), *self._crowd.prompting]
+            for request in self._crowd.running:
+                request.num_blocks = blocks_for(self._crowd.running.context(request), self.kv.block_size)
         held = sum(r.num_blocks for r in set(everybody))
         if held != self.kv.used_blocks:
             raise InvariantError(f"requests hold {held} blocks, the pool lacks {self.kv.used_blocks}")
@@ -258,6 +301,60 @@ class FastServe(Policy):
         request.status = Status.RUNNING
         self._live_tokens += request.num_computed_tokens
         self.swaps.append(Swap(request, False, num_blocks))
+
+    # ------------------------------------------------------------------ while everybody fits
+
+    def _gather(self) -> None:
+        """After a pass of everybody, in which nobody was moved: from now on count only what changes."""
+        is_quiet = self._was_everybody and not self.kv.used_cpu_blocks and len(self.swaps) == self._num_named
+        if self._crowd is not None or not is_quiet or not isinstance(self.scheduler, Mlfq):
+            return
+        self._crowd = crowd = Crowd(self.kv.block_size)
+        everybody = self.scheduler.empty()
+        members = [r for r in everybody if r.num_output_tokens]
+        crowd.take_in(members)
+        crowd.joined = {r: None for r in members if r not in self._decoding}
+        crowd.new = {r: None for r in everybody if not r.num_output_tokens}
+
+    def _dissolve(self, crowd: Crowd) -> None:
+        """Hand everybody back to the scheduler, between two passes."""
+        everybody, decoded = crowd.dissolve()
+        cast("Mlfq", self.scheduler).fill_again(everybody, crowd.num_passes)
+        if crowd.num_passes:
+            self._decoding = dict.fromkeys(decoded)
+        self._crowd, self._was_everybody = None, False
+
+    def _plan_crowd(self, crowd: Crowd, now_s: float) -> Step:
+        """A pass of everybody."""
+        num_free = self.kv.free_blocks
+        shape, prompts, joined = crowd.plan(self.kv)
+        self._tick += shape.num_decode > 0
+        self._live_tokens += shape.num_decode + shape.prefill_tokens
+        self.swaps, self._num_named, self._planned_s = [], 0, now_s
+        return Step(
+            shape,
+            shape.num_sampled,
+            0,
+            self.kv.used_blocks,
+            num_free - self.kv.free_blocks,
+            self._live_tokens,
+            tick=self._tick,
+            chunks=[Chunk(r, r.prompt_tokens, 0, True) for r in prompts],
+            joined=joined,
+            admitted=[Admission(r, 0, False) for r in prompts],
+        )
+
+    def _update_crowd(self, crowd: Crowd, step: Step) -> Finished:
+        self._has_ended = True
+        decodes = crowd.end_decodes(crowd.running.tick) if step.shape.num_decode else ([], [])
+        if not (crowd.prompting or decodes[0] or decodes[1]):
+            return NOTHING_ENDED
+        prompts = crowd.end_prompts()
+        finished, departed = prompts[0] + decodes[0], prompts[1] + decodes[1]
+        for request in finished:
+            crowd.remove(request)
+            self._end(request)
+        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
 
     # ------------------------------------------------------------------ steps
 

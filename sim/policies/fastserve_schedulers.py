@@ -26,7 +26,7 @@ MIN_FREE_CPU_SHARE = 0.1
 class Job:
     """What a scheduler knows of a request."""
 
-    __slots__ = ("last_pass_s", "level", "used_s")
+    __slots__ = ("last_pass_s", "level", "position", "position_before", "used_s")
 
     def __init__(self) -> None:
         self.level = 0
@@ -35,6 +35,15 @@ class Job:
         """Time of the passes that it was in since it came to its level."""
         self.last_pass_s = NEVER_RAN_S
         """When its last pass ended."""
+        self.position = 0
+        """In a crowd: where it stands in its level."""
+        self.position_before = 0
+        """In a crowd: where it stood before it sank."""
+
+
+def granted_s(level: int) -> float:
+    """Time that a queue grants."""
+    return QUANTUM_S * (1 << level)
 
 
 class Engine(Protocol):
@@ -205,9 +214,8 @@ class Srpt(Scheduler):
         batch.clear()
         num_tokens = 0
         self.blocked_by = BlockedBy.NOTHING
-        while pool:
-            request = min(pool, key=_tokens_to_come)
-            pool.remove(request)
+        left_out: Request | None = None
+        for request in sorted(pool, key=_tokens_to_come):
             num_tokens += _pass_tokens(request)
             if num_tokens > self.engine.options.max_tokens_per_batch:
                 self.blocked_by = BlockedBy.BUDGET
@@ -216,9 +224,12 @@ class Srpt(Scheduler):
             else:
                 batch.append(request)
                 continue
-            pool.append(request)
+            left_out = request
             break
-        self._pool = pool
+        chosen = set(batch)
+        self._pool = pool = [r for r in pool if r not in chosen and r is not left_out]
+        if left_out:
+            pool.append(left_out)
         victims = sorted(pool, key=_tokens_to_come, reverse=True)
         self._reserve(batch, victims, 0, pool.append)
         return batch
@@ -251,9 +262,12 @@ class Mlfq(Scheduler):
         self._num_iterations = 0
 
     def add(self, request: Request) -> None:
-        job: Job = request.policy_state
-        job.level = self._first_level(request) if self.skips else 0
-        self._level(job.level).append(request)
+        self.choose_level(request)
+        self._level(request.policy_state.level).append(request)
+
+    def choose_level(self, request: Request) -> None:
+        """The queue that a new request joins."""
+        request.policy_state.level = self._first_level(request) if self.skips else 0
 
     def remove(self, request: Request) -> None:
         level = self._level(request.policy_state.level)
@@ -272,15 +286,32 @@ class Mlfq(Scheduler):
         self._chosen = list(batch)
         return batch
 
+    def empty(self) -> list[Request]:
+        """Take everybody out, in order."""
+        everybody = self.waiting()
+        self._levels.clear()
+        return everybody
+
+    def fill_again(self, everybody: Sequence[Request], num_passes: int) -> None:
+        """Everybody is back, in order, after so many passes that were not chosen here."""
+        for request in everybody:
+            self._level(request.policy_state.level).append(request)
+        self._num_iterations += num_passes
+
     def after_pass(self, members: Sequence[Request], duration_s: float, now_s: float) -> None:
-        for request in [r for r in self._chosen if r in members]:
+        still_there = set(members)
+        for request in [r for r in self._chosen if r in still_there]:
             job: Job = request.policy_state
             job.last_pass_s = now_s
             job.used_s += duration_s
-            if job.used_s > QUANTUM_S * 2**job.level:
+            if job.used_s > granted_s(job.level):
                 job.level += 1
                 job.used_s = 0.0
             self._push_front(request)
+        self.swap_ahead()
+
+    def swap_ahead(self) -> None:
+        """Between two passes, so that as many blocks as are to be kept free are."""
         self._reserve_and_swap_ahead([])
 
     def running(self) -> list[Request]:

@@ -214,6 +214,9 @@ def _composition(is_chunked: bool, scheduling_policy: str) -> Composition:
 class PriorityByForce(PrefillFirst):
     """When nothing was admitted, the head of the queue drives out those who run with a larger (priority, arrival)."""
 
+    def is_one_decode(self, engine: Phases) -> bool:
+        return False  # every step puts those who run in order
+
     def before_decodes(self, engine: Phases, draft: Draft) -> None:
         engine.members.put_in_order(sorted(engine.members, key=_rank))
         head = engine.queue.head(draft.now_ns)
@@ -239,6 +242,9 @@ class QueueOrderWithinBudget(Composition):
     batch = "every step"
     step = "prefills and decodes"
     order = "queue order within the budget, then returns, then new prefills"
+
+    def is_one_decode(self, engine: Phases) -> bool:
+        return engine.members.num_decoding <= engine.config.token_budget
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         if not self._fill_undisturbed(engine, draft):

@@ -109,12 +109,13 @@ class VllmV1(VllmV1Reference):
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
         batch = self._batch
-        num_in_flight = batch.tick - self._num_updated_ticks and batch.tick - max(
-            request.joined_tick, self._num_updated_ticks
-        )
+        joined_tick = request.joined_tick
+        num_in_flight = batch.tick - self._num_updated_ticks and batch.tick - max(joined_tick, self._num_updated_ticks)
         batch.leave(request)
-        if not self._is_caching:
-            request.num_blocks = -(-request.num_computed_tokens // self._block_size)
+        request.num_blocks = -(-request.num_computed_tokens // self._block_size)
+        if self._is_caching and batch.tick > joined_tick:
+            # What its last step made hits: async, the token of that step was not known yet.
+            self.kv.publish(request, request.num_computed_tokens - self._is_async)
         if num_in_flight and self._last_step is not None:
             state: V1State = request.policy_state
             request.num_output_tokens -= num_in_flight
@@ -185,7 +186,7 @@ class VllmV1(VllmV1Reference):
         )
 
     def advance_steady(self, num_steps: int) -> None:
-        if self._is_caching:
+        if self.kv.num_open:
             self._planned_ahead_tick = self._batch.tick
             for _ in range(num_steps):
                 self._advance_members()
@@ -334,15 +335,17 @@ class VllmV1(VllmV1Reference):
                 self.kv.allocate_each([request])
 
     def _completing(self) -> Completing:
-        """Who completes a block in the step in the making."""
-        batch, config = self._batch, self.config
+        """Who completes a block in the step in the making, if that cannot wait until the member leaves the batch."""
+        batch = self._batch
         tick = batch.tick
         completing: list[tuple[Request, int]] = []
-        if self._is_async:
-            completing = [(r, r.num_computed_tokens + tick - r.joined_tick) for r in batch.at_context(0)]
-        if not self._is_async or self._num_updated_ticks == tick != self._planned_ahead_tick:
-            full = [r for r in batch.at_context(config.block_size - 1) if not r.policy_state.num_placeholders]
-            completing += [(r, batch.context(r) + 1) for r in full]
+        if self._is_async and self.kv.num_open:
+            ready = [r for r in batch.at_context(0) if r.kv_state.is_open]
+            completing = [(r, r.num_computed_tokens + tick - r.joined_tick) for r in ready]
+        is_known = self._is_async and self._num_updated_ticks == tick != self._planned_ahead_tick
+        if is_known or (self.kv.num_open and not self._is_async):
+            full = [r for r in batch.at_context(self._block_size - 1) if not r.policy_state.num_placeholders]
+            completing += [(r, batch.context(r) + 1) for r in full if is_known or r.kv_state.is_open]
         return sorted(completing, key=lambda pair: pair[0].policy_state.seat) if len(completing) > 1 else completing
 
     def _publish_completed(self, completing: Completing, before: Request | None = None) -> None:
@@ -426,11 +429,7 @@ class VllmV1(VllmV1Reference):
 
     def check_integrity(self) -> None:
         for request in self._batch:
-            held = blocks_for(self._batch.context(request), self.config.block_size)
-            if not self._is_caching:
-                request.num_blocks = held
-            elif request.num_blocks != held:
-                raise InvariantError(f"{request} holds {request.num_blocks} blocks for {held} blocks of tokens")
+            request.num_blocks = blocks_for(self._batch.context(request), self.config.block_size)
         super().check_integrity()
 
 

@@ -26,7 +26,7 @@ from sim.errors import InvariantError
 from sim.kv.counted import CountedCache
 from sim.options import Count, CountOrZero, OneOf
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions, Policy
-from sim.queues.base import QUEUE_ORDERS, QueueOrderOptions, Setting, build_order
+from sim.queues.base import QUEUE_ORDERS, QueueOrder, QueueOrderOptions, Setting, build_order
 from sim.queues.vtc import VtcFair
 from sim.request import Request, Status
 from sim.step import NOTHING_ENDED, Admission, BlockedBy, Chunk, Finished, SteadyRun, Step, StepShape
@@ -94,6 +94,8 @@ class Vtc(Policy):
         self.follows_arrival_order = self.queue.is_arrival_order
         self.deadlines = self.queue if self.queue.drops_late else None
         self.reads_clock = self.queue.reads_clock
+        self._settles_each = type(self.queue).released is not QueueOrder.released
+        """Whether the queue's accounts change with everybody who is over."""
         self._num_waiting = 0
         """In the queue and not cancelled: who is cancelled there stays in it until it is at the head."""
         self._kv = CountedCache(limits.num_gpu_blocks, 1)
@@ -103,6 +105,8 @@ class Vtc(Policy):
         self._joined: dict[Request, None] = {}
         self._leaving: dict[Request, None] = {}
         """Members whose client has left; they go after their next pass."""
+        self._most_tokens = 0
+        """What those who run would hold if all came to the ends of their longest answers at once."""
         self._is_decoding = False
         self.num_decode_steps = 0
         """Since the queue last gave anything, counted up to `max_wait_tokens`."""
@@ -244,9 +248,9 @@ class Vtc(Policy):
         if len(self._running) >= options.running_max_req_size:
             return [], BlockedBy.SLOTS if self._num_waiting else BlockedBy.NOTHING
         queue.begin_admission(now_ns)
-        courses = sorted((self._course(r) for r in self._running), key=_still_to_come)
-        most_tokens = sum(map(sum, courses))
-        clients = {r.class_index for r in self._running}
+        most_tokens = self._most_tokens
+        courses: list[Course] | None = None
+        clients = {r.class_index for r in self._running} if options.lora_rank else set()
         admitted: list[Request] = []
         num_tokens = 0
         while (request := queue.head(now_ns)) is not None:
@@ -254,11 +258,15 @@ class Vtc(Policy):
                 queue.remove(request)
                 continue
             course = self._course(request)
-            insort(courses, course, key=_still_to_come)
             most_tokens += sum(course)
             clients.add(request.class_index)
             num_tokens += request.prompt_tokens
-            lacks = self._lack(courses, len(clients), num_tokens, most_tokens)
+            places = self._places(len(clients))
+            if most_tokens >= places and courses is None:
+                courses = sorted(map(self._course, [*self._running, *admitted]), key=_still_to_come)
+            if courses is not None:
+                insort(courses, course, key=_still_to_come)
+            lacks = self._lack(len(self._running) + len(admitted) + 1, places, num_tokens, courses)
             if lacks is not BlockedBy.NOTHING:
                 queue.refused(request)
                 return admitted, lacks
@@ -267,16 +275,15 @@ class Vtc(Policy):
             admitted.append(request)
         return admitted, self._pause()
 
-    def _lack(self, courses: Sequence[Course], num_clients: int, num_tokens: int, most_tokens: int) -> BlockedBy:
-        """What these requests, running and new, would lack.
+    def _lack(self, num_requests: int, places: int, num_tokens: int, courses: Sequence[Course] | None) -> BlockedBy:
+        """What so many requests, running and new, would lack.
 
-        `num_tokens`: prompts of the new ones; `most_tokens`: what all would hold if all came to their ends at once,
-        which is never less than the peak.
+        `num_tokens`: prompts of the new ones; `courses`: of all, or None where they fit even if all came to their
+        ends at once, which is never less than the peak.
         """
-        if len(courses) > self._options.running_max_req_size:
+        if num_requests > self._options.running_max_req_size:
             return BlockedBy.SLOTS
-        places = self._places(num_clients)
-        if most_tokens >= places and _future_peak(courses) >= places:
+        if courses is not None and _future_peak(courses) >= places:
             return BlockedBy.KV
         return BlockedBy.BUDGET if num_tokens > self._options.batch_max_tokens else BlockedBy.NOTHING
 
@@ -285,10 +292,20 @@ class Vtc(Policy):
         return self._kv.usable_blocks - TOKENS_PER_LORA_RANK * self._options.lora_rank * num_clients
 
     def _course(self, request: Request) -> Course:
-        """Tokens that it holds (one that is new: after its prefill), and how many may still come."""
-        max_tokens = min(request.max_tokens, self._max_model_len - request.prompt_tokens)
+        """Tokens that it holds (one that is new: after its prefill), and how many may still come.
+
+        Together they are the same in every pass, but that one that runs will never hold its last token.
+        """
         num_outputs = max(1, self._num_outputs(request))
-        return Course(request.prompt_tokens + num_outputs, max_tokens - num_outputs - (request in self._running))
+        num_to_come = self._longest_answer(request) - num_outputs - (request in self._running)
+        return Course(request.prompt_tokens + num_outputs, num_to_come)
+
+    def _longest_answer(self, request: Request) -> int:
+        return min(request.max_tokens, self._max_model_len - request.prompt_tokens)
+
+    def _most_held(self, request: Request) -> int:
+        """Tokens that one that runs holds at the end of its longest answer."""
+        return request.prompt_tokens + self._longest_answer(request) - 1
 
     def _pause(self) -> BlockedBy:
         """Why whoever waits was not even tried."""
@@ -310,19 +327,19 @@ class Vtc(Policy):
         return self._step(shape, sum(r.prompt_tokens for r in admitted), blocked_by, admitted)
 
     def _decode(self, blocked_by: BlockedBy) -> Step:
-        running = self._running
+        running, num_decode = self._running, self._running.num_decode
         context_sum, context_sum_sq, context_max = running.context_sums()
         shape = StepShape(
-            num_decode=len(running),
+            num_decode=num_decode,
             decode_context_sum=context_sum,
             decode_context_sum_sq=context_sum_sq,
             decode_context_max=context_max,
-            num_sampled=len(running),
+            num_sampled=num_decode,
         )
         self.queue.advance()
-        self._kv.take(len(running))
+        self._kv.take(num_decode)
         running.advance()
-        return self._step(shape, len(running), blocked_by)
+        return self._step(shape, num_decode, blocked_by)
 
     def _step(
         self, shape: StepShape, num_new_tokens: int, blocked_by: BlockedBy, admitted: Sequence[Request] = ()
@@ -366,31 +383,37 @@ class Vtc(Policy):
                 self._release(request)
                 continue
             self._running.join(request, self._tokens_until_something_ends(request))
+            self._most_tokens += self._most_held(request)
             self._joined[request] = None
             self.queue.start_decoding(request, 1)
         return Finished(finished, list(gone), departed)
 
     def _end_decode(self, step: Step) -> Finished:
         running = self._running
-        due = dict.fromkeys(running.due.pop_tick(step.tick))
+        due = dict.fromkeys(running.due.pop_tick(step.tick) if step.tick in running.due else ())
         if not due and not self._leaving:
             return NOTHING_ENDED
-        members = list(running)
-        finished = [r for r in members if r in due and self._num_outputs(r) == r.num_target_tokens]
+        concerned = due | self._leaving
+        in_order = [r for r in running if r in concerned] if len(concerned) > 1 else list(concerned)
+        finished = [r for r in in_order if r in due and self._num_outputs(r) == r.num_target_tokens]
         departed = [r for r in due if self._num_outputs(r) < r.num_target_tokens and r not in self._leaving]
-        gone = {r: None for r in members if r in self._leaving or (r in due and r not in departed)}
+        gone = {r: None for r in in_order if r in self._leaving or r not in departed}
         for request in departed:
             running.postpone(request, request.num_target_tokens - self._num_outputs(request))
-        self._charge_again(members, gone)
+        self._charge_again(list(running) if gone else (), gone)
         for request in gone:
             self.queue.stop_decoding(request)
             running.leave(request)
+            self._most_tokens -= self._most_held(request)
             self._joined.pop(request, None)
             self._release(request)
         return Finished(finished, list(gone), departed)
 
     def _charge_again(self, members: Sequence[Request], gone: Collection[Request]) -> None:
         """The source's second count of a pass in which anybody ended, and its settlement with those who did."""
+        if gone and not self._settles_each:
+            self.queue.served_each(members, self._num_outputs)
+            return
         for request in members if gone else ():
             num_outputs = self._num_outputs(request)
             self.queue.served(request, num_outputs)

@@ -8,8 +8,9 @@ for each of the client's decoding requests and each tick since, worked out when 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
@@ -44,6 +45,14 @@ class Account:
         self.token_price = output_price / weight
         self.is_exact = (self.token_price * 2**20).is_integer()
         """Whether sums of this price have no rounding, so that n times the price is n additions of it."""
+
+    def charge(self, num_tokens: int) -> None:
+        """So many output tokens at the one price that they have."""
+        if self.is_exact:
+            self.balance += num_tokens * self.token_price
+            return
+        for _ in range(num_tokens):  # rounds as an account does that is charged token by token
+            self.balance += self.token_price
 
 
 class AccountOrder(QueueOrder):
@@ -137,6 +146,15 @@ class AccountOrder(QueueOrder):
         self._settle(account)
         account.balance += self._token_price(request, account, output)
 
+    def served_each(self, requests: Sequence[Request], num_outputs: Callable[[Request], int]) -> None:
+        if not self.has_one_price:
+            super().served_each(requests, num_outputs)
+            return
+        for client, num_tokens in Counter(map(attrgetter("class_index"), requests)).items():
+            account = self._accounts[client]
+            self._settle(account)
+            account.charge(num_tokens)
+
     def balance(self, client: int) -> float:
         """What a client has been charged so far (0 for one that was never seen). Pure, as seen from outside."""
         if client not in self._accounts:
@@ -178,11 +196,5 @@ class AccountOrder(QueueOrder):
         """Charge for the ticks that have not been charged yet."""
         num_ticks = self._tick - account.settled_tick
         account.settled_tick = self._tick
-        num_tokens = num_ticks * len(account.decoding)
-        if not (num_tokens and self.has_one_price):
-            return
-        if account.is_exact:
-            account.balance += num_tokens * account.token_price
-            return
-        for _ in range(num_tokens):  # rounds as an account does that is charged token by token
-            account.balance += account.token_price
+        if num_ticks and self.has_one_price:
+            account.charge(num_ticks * len(account.decoding))

@@ -8,7 +8,7 @@ a request class of the traffic (`request.class_index`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field
@@ -121,6 +121,12 @@ class QueueOrder(ABC):
 
     def served(self, request: Request, output: int) -> None:  # noqa: B027  # most orders charge nobody
         """An admitted request got its output token number `output` outside the ticks, as prefills yield it."""
+
+    def served_each(self, requests: Sequence[Request], num_outputs: Callable[[Request], int]) -> None:
+        """`served` for each of these, who got the output token of that number."""
+        if type(self).served is not QueueOrder.served:
+            for request in requests:
+                self.served(request, num_outputs(request))
 
     def released(self, request: Request, num_outputs: int) -> None:  # noqa: B027  # most orders charge nobody
         """An admitted request, which does not decode any more, is over with so many outputs."""

@@ -34,6 +34,10 @@ class Composition(ABC):
     wants_another_try = False
     """Whether the next plan may find something to compute although the last one found nothing."""
 
+    def is_one_decode(self, engine: Phases) -> bool:
+        """Whether a step in which all who run decode and nobody waits is just that and leaves no other trace. Pure."""
+        return True
+
     @abstractmethod
     def fill(self, engine: Phases, draft: Draft) -> None:
         """Plan one step. Mutates the engine and the draft."""
@@ -137,6 +141,9 @@ class Alternating(Composition):
     def __init__(self) -> None:
         self.is_prefill_turn = True
         """Whose turn the next step is."""
+
+    def is_one_decode(self, engine: Phases) -> bool:
+        return self.is_prefill_turn and not self.wants_another_try
 
     def fill(self, engine: Phases, draft: Draft) -> None:
         engine.members.sort()

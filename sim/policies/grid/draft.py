@@ -20,6 +20,7 @@ class GridState:
         "num_cached",
         "num_cpu_blocks",
         "num_to_prefill",
+        "seat",
         "stale_tokens",
     )
 
@@ -32,6 +33,8 @@ class GridState:
         """Lane in whose batch of decodes it is."""
         self.num_to_prefill = 0
         """Tokens that were known when it was admitted: all of them are prefilled."""
+        self.seat = NEVER
+        """While it runs: those who run are in the order of these numbers."""
         self.last_pass_ns = NEVER
         """When its last pass was planned, but for decodes in a lane's batch."""
         self.num_cached = 0

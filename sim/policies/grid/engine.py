@@ -68,6 +68,9 @@ class GridPolicy(Phases):
 
     def plan(self, now_ns: int) -> GridStep:
         self._planned_ns = now_ns
+        step = self._plan_decodes()
+        if step is not None:
+            return step
         lane = self._num_executed % self.num_stages
         draft = Draft(now_ns, lane)
         if self.num_stages > 1:
@@ -84,6 +87,34 @@ class GridPolicy(Phases):
         self._swapped.extend(draft.swapped_out)
         return self._finish(draft)
 
+    def _plan_decodes(self) -> GridStep | None:
+        """A step in which all who run decode and nothing else can happen; None, and nothing changed, if it might."""
+        members, batch, num_decode = self.members, self.members.lanes[0], self.members.lanes[0].num_decode
+        if not num_decode or members.prefilling or self.queue or self._swapped or self.must_try_to_admit:
+            return None
+        num_new_blocks = self.give_all_a_slot(0) if self.composition.is_one_decode(self) else None
+        if num_new_blocks is None:
+            return None
+        members.sort()
+        joined, context_sum, context_sum_sq, context_max = members.joined[0], *batch.context_sums()
+        if joined:
+            members.joined[0] = {}
+        members.advance(0)
+        self._num_executed += 1
+        self.pacing.planned(0, 0)
+        step = GridStep(
+            StepShape(num_decode, context_sum, context_sum_sq, context_max, (), num_decode),
+            len(members),
+            0,
+            self.kv.used_blocks,
+            num_new_blocks,
+            context_sum + num_decode,
+            tick=batch.tick,
+            joined=list(joined),
+        )
+        members.in_flight.append(step)
+        return step
+
     def _finish(self, draft: Draft) -> GridStep:
         """Advance everybody's counters to what they will be when the step has run, and describe it."""
         batch, joined = self.members.lanes[draft.lane], self.members.joined[draft.lane]
@@ -92,7 +123,16 @@ class GridPolicy(Phases):
         if num_decode:
             self.members.joined[draft.lane] = {}
             self.members.advance(draft.lane)
-        chunks = [self._advance_chunk(request, num_tokens) for request, num_tokens in draft.chunks]
+        chunks: list[Chunk] = []
+        prefills: list[tuple[int, int]] = []
+        epochs: list[int] = []
+        num_sampled = num_decode
+        for request, num_tokens in draft.chunks:
+            chunk = self._advance_chunk(request, num_tokens)
+            chunks.append(chunk)
+            prefills.append((chunk.num_tokens, chunk.context))
+            epochs.append(request.policy_state.epoch)
+            num_sampled += chunk.is_last
         if num_decode or chunks:
             self._num_executed += 1
             self.pacing.planned(len(draft.admitted), len(self.queue))
@@ -101,8 +141,8 @@ class GridPolicy(Phases):
             context_sum,
             context_sum_sq,
             context_max,
-            tuple([(chunk.num_tokens, chunk.context) for chunk in chunks]),
-            num_decode + sum([chunk.is_last for chunk in chunks]),
+            tuple(prefills),
+            num_sampled,
             0,
             draft.num_swapped_blocks,
             len(draft.admitted),
@@ -123,7 +163,7 @@ class GridPolicy(Phases):
             draft.admitted,
             draft.preempted,
             draft.chunks,
-            [chunk.request.policy_state.epoch for chunk in chunks],
+            epochs,
             draft.swapped_out,
             draft.swapped_in,
             dropped=draft.dropped,
@@ -133,9 +173,10 @@ class GridPolicy(Phases):
 
     def _advance_chunk(self, request: Request, num_tokens: int) -> Chunk:
         state: GridState = request.policy_state
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-        request.num_computed_tokens = end
-        first = max(start, min(state.num_cached, end - 1))
+        first = request.num_computed_tokens
+        request.num_computed_tokens = end = first + num_tokens
+        if first < state.num_cached:
+            first = max(first, min(state.num_cached, end - 1))
         return Chunk(request, end - first, first, end == state.num_to_prefill)
 
     # ------------------------------------------------------------------ results
@@ -144,14 +185,15 @@ class GridPolicy(Phases):
         if not self.members.in_flight or self.members.in_flight[0] is not step:
             raise InvariantError("the results of a step come out of turn")
         planned = self.members.in_flight.popleft()
-        if step.is_empty:
+        num_decode = planned.shape.num_decode
+        if not planned.chunks and not (num_decode and planned.tick in self.members.lanes[planned.lane].due):
             return NOTHING_ENDED
         finished: list[Request] = []
         departed: list[Request] = []
         for chunk, epoch in zip(planned.chunks, planned.epochs, strict=True):
             if chunk.is_last and chunk.request.status is Status.RUNNING and chunk.request.policy_state.epoch == epoch:
                 self._end_prefill(chunk.request, step.lane, finished, departed)
-        if step.shape.num_decode:
+        if num_decode:
             self._take_in_decodes(step, finished, departed)
         for request in finished:
             self.unseat(request)
@@ -219,12 +261,9 @@ class GridPolicy(Phases):
         )
 
     def advance_steady(self, num_steps: int) -> None:
-        members, batch = self.members, self.members.lanes[0]
-        for _ in range(num_steps):
-            if self.config.reservation == "prompt":
-                for request in batch.at_context(0):
-                    self.kv.allocate(request, 1)
-            members.advance(0)
+        if self.config.reservation == "prompt":
+            self.kv.take(sum(self.members.lanes[0].num_growing(num_steps)))
+        self.members.advance(0, num_steps)
         self._num_executed += num_steps
         self.pacing.planned(0, len(self.queue), num_steps)
 
@@ -274,7 +313,7 @@ class GridPolicy(Phases):
         return self.kv.usable_blocks
 
     def check_integrity(self) -> None:
-        held = sum(r.num_blocks for r in self.members)
+        held = sum(self.members.num_blocks(r) for r in self.members)
         if held != self.kv.used_blocks:
             raise InvariantError(f"running requests hold {held} blocks, the pool misses {self.kv.used_blocks}")
         if any(r.num_blocks for r in self.queue) or any(r.num_blocks for r in self._swapped):

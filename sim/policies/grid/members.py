@@ -24,9 +24,12 @@ class Members:
     def __init__(self, block_size: int, num_lanes: int, queue: QueueOrder, *, keeps_arrival_order: bool) -> None:
         """`queue` is told who decodes, for the accounts that it may keep."""
         self._queue = queue
+        self._block_size = block_size
         self._order: dict[Request, None] = {}
         self._keeps_arrival_order = keeps_arrival_order
         self._is_sorted = True
+        self._num_seats = 0
+        """Given out since all were last put in order."""
         self.prefilling: dict[Request, None] = {}
         """Those who are not through their prefill, in the order of all."""
         self.idle: dict[Request, None] = {}
@@ -85,6 +88,10 @@ class Members:
         num_ticks = 0 if lane == NEVER else self.lanes[lane].tick - request.joined_tick
         return request.num_output_tokens + num_ticks
 
+    def num_blocks(self, request: Request) -> int:
+        """Blocks that one of them holds: what it came with, and one more whenever its tokens needed it."""
+        return max(request.num_blocks, -(-self.context(request) // self._block_size))
+
     def advance(self, lane: int, num_ticks: int = 1) -> None:
         """So many steps of a lane in which its batch decodes. Mutates everybody in it, in O(1)."""
         self.lanes[lane].advance(num_ticks)
@@ -102,13 +109,16 @@ class Members:
         if self._order and self.last().queued_ns > request.queued_ns:
             self._is_sorted = False
         self._order[request] = None
+        self._num_seats += 1
+        request.policy_state.seat = self._num_seats
 
     def unseat(self, request: Request) -> None:
-        """Take a request out and bring its counters up to date. Mutates it."""
+        """Take a request out and bring its counters, blocks among them, up to date. Mutates it."""
         state: GridState = request.policy_state
         del self._order[request]
-        self.prefilling.pop(request, None)
-        self.idle.pop(request, None)
+        if state.lane == NEVER:
+            self.prefilling.pop(request, None)
+            self.idle.pop(request, None)
         num_forgotten = self._forget_results(request) if self.in_flight and len(self.lanes) > 1 else 0
         if state.lane != NEVER:
             self._leave_lane(request)
@@ -125,6 +135,9 @@ class Members:
     def put_in_order(self, requests: Iterable[Request]) -> None:
         """Keep all in this order from now on."""
         self._order = dict.fromkeys(requests)
+        for seat, request in enumerate(self._order, 1):
+            request.policy_state.seat = seat
+        self._num_seats = len(self._order)
         self.prefilling = {r: None for r in self._order if r in self.prefilling}
 
     def move_to_end(self, requests: Iterable[Request]) -> None:
@@ -135,10 +148,7 @@ class Members:
 
     def in_order(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Some of them, in the order of all."""
-        if len(requests) <= 1:
-            return requests
-        wanted = set(requests)
-        return [request for request in self._order if request in wanted]
+        return sorted(requests, key=_seat) if len(requests) > 1 else requests
 
     # ------------------------------------------------------------------ lanes
 
@@ -186,6 +196,9 @@ class Members:
     def _leave_lane(self, request: Request) -> None:
         state: GridState = request.policy_state
         self.lanes[state.lane].leave(request)
+        num_blocks = -(-request.num_computed_tokens // self._block_size)
+        if num_blocks > request.num_blocks:
+            request.num_blocks = num_blocks
         self.joined[state.lane].pop(request, None)
         state.lane = NEVER
         self._queue.stop_decoding(request)
@@ -209,3 +222,8 @@ class Members:
 
 def _arrival(request: Request) -> int:
     return request.queued_ns
+
+
+def _seat(request: Request) -> int:
+    state: GridState = request.policy_state
+    return state.seat

@@ -7,8 +7,9 @@ which order, is the composition's matter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from sim.batch import RunningBatch
 from sim.kv.base import blocks_for
 from sim.kv.counted import CountedCache
 from sim.policies.base import Policy
@@ -16,7 +17,7 @@ from sim.policies.grid.config import GridConfig
 from sim.policies.grid.draft import Draft, GridState
 from sim.policies.grid.head_of_line import MISFITS
 from sim.policies.grid.members import Members
-from sim.policies.grid.pacing import Situation, build_pacing
+from sim.policies.grid.pacing import Always, Situation, build_pacing
 from sim.policies.grid.pressure import relieve
 from sim.policies.grid.reservation import Reservation
 from sim.policies.grid.victims import Standing, choose, put_back
@@ -51,8 +52,9 @@ class Phases(Policy):
         self.deadlines = self.queue if self.queue.drops_late else None
         self.pacing = build_pacing(config.pacing, limits.predictor, plans_ahead=False, num_stages=num_stages)
         self.reads_clock = self.pacing.reads_clock or self.pacing.reads_batch or self.queue.reads_clock
+        self._is_unpaced = isinstance(self.pacing, Always)
         prepares = type(self.queue).begin_admission is not QueueOrder.begin_admission
-        self._must_try_to_admit = prepares or not self.pacing.is_steady
+        self.must_try_to_admit = prepares or not self.pacing.is_steady
         """Whether an admission changes something although nobody waits."""
         self._swapped: deque[Request] = deque()
         self.members = Members(limits.block_size, num_stages, self.queue, keeps_arrival_order=config.sorts_running)
@@ -140,19 +142,36 @@ class Phases(Policy):
 
     def decode_all(self, draft: Draft) -> bool:
         """Let all decode at once, where nobody can lack a block for it. False, and nothing changed, where one might."""
-        batch = self.members.lanes[draft.lane]
-        if self.members.idle or self.num_stages > 1:
+        num_new_blocks = self.give_all_a_slot(draft.lane)
+        if num_new_blocks is None:
             return False
-        growing = [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
-        if batch and len(growing) + self.needs_free_block > self.kv.free_blocks:
-            return False
-        for request in growing:
-            self.kv.allocate(request, 1)
-        draft.num_new_blocks += len(growing)
-        self._publish(batch.at_context(self._block_size - 1))
-        draft.decodes = len(batch) > 0
-        draft.num_tokens += len(batch)
+        num_decode = self.members.lanes[draft.lane].num_decode
+        draft.num_new_blocks += num_new_blocks
+        draft.decodes = num_decode > 0
+        draft.num_tokens += num_decode
         return True
+
+    def give_all_a_slot(self, lane: int) -> int | None:
+        """Blocks for the next token of all who decode: how many they took. None, and nothing changed: one may lack."""
+        batch = self.members.lanes[lane]
+        if self.members.idle or self.num_stages > 1:
+            return None
+        growing = self._growing(batch)
+        if batch.num_decode and len(growing) + self.needs_free_block > self.kv.free_blocks:
+            return None
+        if growing:
+            self.kv.allocate_each(growing)
+        if self.config.enable_prefix_caching:
+            self._publish(batch.at_context(self._block_size - 1))
+        return len(growing)
+
+    def _growing(self, batch: RunningBatch) -> Collection[Request]:
+        """Who of those that decode needs a block for the token to come. A view: use it before anybody moves. Pure."""
+        if self.config.reservation == "prompt":
+            return batch.at_context(0)
+        if batch.context_max < self.config.limits.max_model_len:
+            return ()
+        return [r for r in batch.at_context(0) if r.num_blocks * self._block_size <= batch.context(r)]
 
     def _decode_one_by_one(self, draft: Draft) -> None:
         rest = deque(self.members)
@@ -168,6 +187,7 @@ class Phases(Policy):
         """Give a request its slot, preempting where none is free. Mutates `rest`; whether it decodes."""
         if not self.make_room(request, rest, draft):
             return False
+        request.num_blocks = self.members.num_blocks(request)
         needs_block = blocks_for(self.members.context(request) + 1, self._block_size) > request.num_blocks
         if needs_block:
             self.kv.allocate(request, 1)
@@ -229,7 +249,8 @@ class Phases(Policy):
     def _has_slot(self, request: Request) -> bool:
         if self._reservation.needs_free_block:
             return self.kv.free_blocks > 0
-        return self.kv.free_blocks > 0 or self.members.context(request) < request.num_blocks * self._block_size
+        room = self.members.num_blocks(request) * self._block_size
+        return self.kv.free_blocks > 0 or self.members.context(request) < room
 
     def continue_prefills(self, draft: Draft) -> None:
         """Those who run and are not through their prefill get what is left of the budget, in their order."""
@@ -302,14 +323,14 @@ class Phases(Policy):
         Where the engine skips the one that does not fit, those behind it have their turn.
         `num_running`: what the pacing rule takes for the number of those who run, if not what it is.
         """
-        if not (self.queue or self._must_try_to_admit):
+        if not (self.queue or self.must_try_to_admit):
             return
         if num_running is None:
             num_running = len(self.members)
         self.queue.begin_admission(draft.now_ns)
         while True:
             candidate = self.queue.head(draft.now_ns) if self.pacing.reads_batch else None
-            if not self._pacing_opens(candidate, num_running, draft):
+            if not (self._is_unpaced or self._pacing_opens(candidate, num_running, draft)):
                 draft.blocked_by = BlockedBy.ADMISSION
                 return
             head = self.queue.head(draft.now_ns)
@@ -382,8 +403,9 @@ class Phases(Policy):
 
     def never_admitted(self, head: Request) -> bool:
         """Whether the engine drops a request because the watermark will never admit it. Pure."""
-        most = self.kv.usable_blocks - self._reservation.watermark_blocks
-        return self.config.drops_what_never_fits and self._reservation.blocks(head) > most
+        if not self.config.drops_what_never_fits:
+            return False
+        return self._reservation.blocks(head) > self.kv.usable_blocks - self._reservation.watermark_blocks
 
     def obstacle(self, head: Request, num_tokens: int, draft: Draft) -> BlockedBy:
         """What keeps the head of the queue out of this step. Pure."""

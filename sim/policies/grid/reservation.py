@@ -34,9 +34,11 @@ class Reservation:
     def blocks(self, request: Request) -> int:
         """Blocks that a waiting request takes at its admission. Pure."""
         num_tokens = request.num_tokens
+        if self.kind == "prompt":
+            return -(-num_tokens // self.block_size)
         if self.kind == "max_tokens":
             num_tokens = max(num_tokens, min(request.prompt_tokens + request.max_tokens, self.max_model_len))
-        elif self.kind == "max_model_len":
+        else:
             num_tokens = max(num_tokens, self.max_model_len)
         return blocks_for(num_tokens, self.block_size)
 
