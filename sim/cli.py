@@ -270,15 +270,23 @@ def gpus(as_json: AsJson = False) -> None:
 
 
 @app.command(short_help="List the schedulers: what each does, whom it copies, options.")
-def policies(as_json: AsJson = False) -> None:
+def policies(
+    policy: Annotated[
+        str | None, typer.Argument(metavar="POLICY", help="this one alone; default: all", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the scheduling policies: what each does, whom it copies, and its options."""
     from sim.report.catalog import engine_option_rows, kind_rows, policy_rows
-    from sim.report.console import policies_report
+    from sim.report.console import policies_report, policy_report
 
+    rows = policy_rows(policy)
     if as_json:
-        print_json(policy_rows())
+        print_json(rows)
+    elif policy is not None:
+        show(policy_report(rows[0]))
     else:
-        show(policies_report(policy_rows(), engine_option_rows(), kind_rows()))
+        show(policies_report(rows, engine_option_rows(), kind_rows()))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from sim.policies.base import POLICIES, EngineOptions, Policy
 from sim.policies.grid.pacing import PACINGS
 from sim.queues.base import QUEUE_ORDERS
 from sim.registry import Registry
+from sim.routing.base import ROUTING
 
 GIB = 2**30
 
@@ -50,9 +51,12 @@ def gpu_rows() -> list[dict[str, Any]]:
     ]
 
 
-def policy_rows() -> list[dict[str, Any]]:
-    """One row per policy: what it says of itself, and the options that it has beyond those of every engine."""
-    policies = {name: POLICIES.load(name) for name in POLICIES}
+def policy_rows(only: str | None = None) -> list[dict[str, Any]]:
+    """One row per policy, or that of one: what it says of itself, and its options beyond those of every engine.
+
+    Raises ScenarioError for a policy that there is not.
+    """
+    policies = {name: POLICIES.load(name, place="POLICY") for name in ([only] if only else POLICIES)}
     return [
         {
             "policy": name,
@@ -80,6 +84,7 @@ def kind_rows() -> dict[str, list[dict[str, Any]]]:
         "queue_order": QUEUE_ORDERS,
         "prefill_pacing": PACINGS,
         "admission_control": DOORS,
+        "fleet.router": ROUTING,
     }
     return {option: [row for kind in family for row in _rows_of(kind, family)] for option, family in families.items()}
 

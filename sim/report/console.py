@@ -93,14 +93,19 @@ def policies_report(
     """
     yield from grid_report(policies)
     for row in policies:
-        yield Text.assemble((row["policy"], "bold"), f": {row['batching']}")
-        yield facts_table("", [(key, row[key]) for key in ("copies", "proof", "note")])
-        yield rows_table("", row["options"])
+        yield from policy_report(row)
         yield ""
     yield rows_table("options of every policy", engine_options)
     for option, rows in kinds.items():
         yield ""
         yield rows_table(f"kinds of {option}", rows)
+
+
+def policy_report(policy: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What one policy does, whom it copies, how far to trust that, and its options."""
+    yield Text.assemble((policy["policy"], "bold"), f": {policy['batching']}")
+    yield facts_table("", [(key, policy[key]) for key in ("copies", "proof", "note")])
+    yield rows_table("", policy["options"])
 
 
 def grid_report(policies: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from sim.request import Request
 from sim.routing.base import ReplicaView, RoutingOptions, RoutingPolicy
@@ -16,7 +17,7 @@ _NUM_DRAWN = 4096
 class RoundRobinOptions(RoutingOptions):
     """Options of `kind: round_robin`."""
 
-    kind: Literal["round_robin"] = "round_robin"
+    kind: Literal["round_robin"] = Field(default="round_robin", description="one replica after the other")
 
 
 class RoundRobin(RoutingPolicy):
@@ -39,7 +40,7 @@ class RoundRobin(RoutingPolicy):
 class RandomOptions(RoutingOptions):
     """Options of `kind: random`."""
 
-    kind: Literal["random"] = "random"
+    kind: Literal["random"] = Field(default="random", description="any replica, each as likely")
 
 
 class Random(RoutingPolicy):

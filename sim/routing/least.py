@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from sim.request import Request
 from sim.routing.base import ReplicaView, Rotation, RoutingOptions, RoutingPolicy
@@ -16,7 +17,9 @@ _NUM_DRAWN = 4096
 class LeastRequestsOptions(RoutingOptions):
     """Options of `kind: least_requests`."""
 
-    kind: Literal["least_requests"] = "least_requests"
+    kind: Literal["least_requests"] = Field(
+        default="least_requests", description="the replica with the fewest open requests"
+    )
 
 
 class LeastRequests(RoutingPolicy):
@@ -38,7 +41,10 @@ class LeastRequests(RoutingPolicy):
 class LeastTokensOptions(RoutingOptions):
     """Options of `kind: least_tokens`."""
 
-    kind: Literal["least_tokens"] = "least_tokens"
+    kind: Literal["least_tokens"] = Field(
+        default="least_tokens",
+        description="the replica whose open requests have the fewest tokens: prompts and max_tokens",
+    )
 
 
 class LeastTokens(RoutingPolicy):
@@ -60,7 +66,9 @@ class LeastTokens(RoutingPolicy):
 class KVUsageOptions(RoutingOptions):
     """Options of `kind: kv_usage`."""
 
-    kind: Literal["kv_usage"] = "kv_usage"
+    kind: Literal["kv_usage"] = Field(
+        default="kv_usage", description="the replica with the smallest part of its KV blocks in use"
+    )
 
 
 class KVUsage(RoutingPolicy):
@@ -85,7 +93,9 @@ class KVUsage(RoutingPolicy):
 class PowerOfTwoOptions(RoutingOptions):
     """Options of `kind: power_of_two`."""
 
-    kind: Literal["power_of_two"] = "power_of_two"
+    kind: Literal["power_of_two"] = Field(
+        default="power_of_two", description="of two replicas drawn at random the one with fewer open requests"
+    )
 
 
 class PowerOfTwo(RoutingPolicy):

@@ -21,7 +21,10 @@ from sim.routing.base import ReplicaView, Rotation, RoutingOptions, RoutingPolic
 class PrefixAffinityOptions(RoutingOptions):
     """Options of `kind: prefix_affinity`."""
 
-    kind: Literal["prefix_affinity"] = "prefix_affinity"
+    kind: Literal["prefix_affinity"] = Field(
+        default="prefix_affinity",
+        description="the replica that was sent the longest part of the prompt before, unless loads are too uneven",
+    )
     min_match: Share = Field(
         default=0.3, description="the part of a prompt that a replica must have seen to be chosen for it"
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from sim.request import Request
 from sim.routing.base import ReplicaView, Rotation, RoutingOptions, RoutingPolicy
@@ -14,7 +15,9 @@ from sim.routing.base import ReplicaView, Rotation, RoutingOptions, RoutingPolic
 class SessionStickyOptions(RoutingOptions):
     """Options of `kind: session_sticky`."""
 
-    kind: Literal["session_sticky"] = "session_sticky"
+    kind: Literal["session_sticky"] = Field(
+        default="session_sticky", description="all turns of a conversation to the same replica"
+    )
 
 
 class SessionSticky(RoutingPolicy):

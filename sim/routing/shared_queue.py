@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from sim.errors import InvariantError
 from sim.request import Request
@@ -19,7 +20,10 @@ from sim.routing.base import ReplicaView, RoutingOptions, RoutingPolicy
 class SharedQueueOptions(RoutingOptions):
     """Options of `kind: shared_queue`."""
 
-    kind: Literal["shared_queue"] = "shared_queue"
+    kind: Literal["shared_queue"] = Field(
+        default="shared_queue",
+        description="nobody: requests wait in one queue until a replica takes them (Triton's instances)",
+    )
 
 
 class SharedQueueRouting(RoutingPolicy):

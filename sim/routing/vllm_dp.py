@@ -24,7 +24,9 @@ _WAITING_COUNTS = 4
 class VllmDPOptions(RoutingOptions):
     """Options of `kind: vllm_dp`."""
 
-    kind: Literal["vllm_dp"] = "vllm_dp"
+    kind: Literal["vllm_dp"] = Field(
+        default="vllm_dp", description="the smallest 4 x waiting + running, as vLLM balances data-parallel engines"
+    )
     stats_interval_ms: NonNegative = Field(
         default=100.0, le=1e9, description="how old the engines' counts may be, ms; 0: asked for each request"
     )

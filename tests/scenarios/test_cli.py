@@ -142,6 +142,17 @@ def test_catalogues(command: str, name: str):
     assert name in [next(iter(row.values())) for row in rows]
 
 
+def test_a_policy_can_be_read_alone():
+    done = servesim("policies", "sarathi")
+    assert (done.returncode, done.stdout.partition(":")[0]) == (0, "sarathi")
+    assert "chunk_size" in done.stdout
+    assert [row["policy"] for row in json.loads(servesim("policies", "sarathi", "--json").stdout)] == ["sarathi"]
+    wrong = servesim("policies", "sarahti")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "POLICY: unknown policy 'sarahti'" in wrong.stderr
+    assert "Did you mean 'sarathi'?" in wrong.stderr
+
+
 def test_the_schema_is_one_and_fits_all_scenarios():
     import yaml
 

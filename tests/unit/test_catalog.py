@@ -8,6 +8,7 @@ from sim.policies.grid.pacing import PACINGS
 from sim.policies.vllm_v1_config import VERSIONS
 from sim.queues.base import QUEUE_ORDERS
 from sim.report.catalog import engine_option_rows, kind_rows, policy_rows
+from sim.routing.base import ROUTING
 
 
 def test_every_policy_says_what_it_does_whom_it_copies_and_what_proves_it():
@@ -34,12 +35,18 @@ def test_options_have_defaults_and_each_stands_once():
     assert not {row["option"] for row in vllm["options"]} & {*common, "policy"}
 
 
-def test_every_kind_of_queue_order_door_and_pacing_has_its_options():
+def test_every_kind_of_queue_order_door_pacing_and_router_has_its_options():
     kinds = kind_rows()
-    families = {"queue_order": QUEUE_ORDERS, "prefill_pacing": PACINGS, "admission_control": DOORS}
+    families = {
+        "queue_order": QUEUE_ORDERS,
+        "prefill_pacing": PACINGS,
+        "admission_control": DOORS,
+        "fleet.router": ROUTING,
+    }
     assert {option: [row["kind"] for row in rows if row["kind"]] for option, rows in kinds.items()} == {
         option: list(family) for option, family in families.items()
     }
+    assert all(row["meaning"] for rows in kinds.values() for row in rows)
     orders = kinds["queue_order"]
     first = next(i for i, row in enumerate(orders) if row["kind"] == "edf")
     assert orders[first : first + 4] == [
