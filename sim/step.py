@@ -32,6 +32,10 @@ class BlockedBy(IntEnum):
     """A pacing rule or a batching window holds it back, or the batch in progress admits nobody."""
 
 
+NOT_BLOCKED, BLOCKED_BY_SLOTS, *_ = BlockedBy
+"""The usual ones by themselves, for what is done in every step (see `sim.request.RUNNING`)."""
+
+
 class StepShape(NamedTuple):
     """What a cost model may see of one iteration: sums over its rows, each kept up at O(changes).
 

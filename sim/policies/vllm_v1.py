@@ -25,8 +25,8 @@ from sim.policies.vllm_v1_axes import VllmV1Axes, is_moved
 from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
-from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, BlockedBy, Finished, SteadyRun, Step, StepShape
+from sim.request import NEVER, RUNNING, Request
+from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, NOTHING_ENDED, BlockedBy, Finished, SteadyRun, Step, StepShape
 
 Chunks = Sequence[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -206,9 +206,9 @@ class VllmV1(VllmV1Reference):
         if len(batch.at_residue[tick % self._block_size]) > self.kv.free_blocks:
             return None
         if not self._waiting:
-            return BlockedBy.NOTHING
+            return NOT_BLOCKED
         if len(self._running) >= self._max_running:
-            return BlockedBy.SLOTS
+            return BLOCKED_BY_SLOTS
         return BlockedBy.KV if budget > 0 and self._is_stuck_for_blocks(self._waiting[0]) else None
 
     def _is_stuck_for_blocks(self, head: Request) -> bool:
@@ -320,11 +320,11 @@ class VllmV1(VllmV1Reference):
         """
         wanted = dict(chunks)
         for request in sorted([*self._batch.at_context(0), *wanted], key=_seat):
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 continue
             num_tokens = wanted.get(request, 0)
             self._make_room(request, self._new_blocks(request, num_tokens) if num_tokens else 1, plan)
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 return
             if num_tokens:
                 self._publish_completed(completing, before=request)
@@ -369,7 +369,7 @@ class VllmV1(VllmV1Reference):
         for request, _, _ in plan.admitted:
             others[request] = None
         if plan.preempted:
-            plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
+            plan.joined = [r for r in plan.joined if r.status is RUNNING]
         num_sampled = num_decode = batch.num_decode
         if not num_decode:
             super()._finish_plan(plan)

@@ -18,8 +18,8 @@ from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
-from sim.request import NEVER, Request, Status
-from sim.step import Admission, BlockedBy, Preemption
+from sim.request import NEVER, OVER, PREEMPTED, RUNNING, WAITING, Request
+from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, Admission, BlockedBy, Preemption
 
 
 class VllmV1Base(Policy):
@@ -95,7 +95,7 @@ class VllmV1Base(Policy):
         return f"it may need {num_blocks} KV blocks and the pool has {self.kv.usable_blocks}"
 
     def add(self, request: Request) -> None:
-        request.status = Status.WAITING
+        request.status = WAITING
         num_target_tokens = min(request.output_tokens, request.max_tokens)
         if request.prompt_tokens + num_target_tokens > self._max_model_len:
             num_target_tokens = self._max_model_len - request.prompt_tokens
@@ -121,12 +121,12 @@ class VllmV1Base(Policy):
 
     def _leave(self, request: Request) -> None:
         """It is over, wherever it was."""
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self._before_unseating(request)
             del self._running[request]
         else:
             self._waiting.remove(request)
-        request.status = Status.OVER
+        request.status = OVER
         self.kv.free(request)
 
     def _unseat(self, request: Request) -> None:
@@ -147,7 +147,8 @@ class VllmV1Base(Policy):
         """One step by all rules."""
         self._num_calls += 1
         threshold = self._threshold() if self._has_threshold else 0
-        plan = Plan(self._token_budget, threshold, gate_is_open=not self._paces_prefill or self._gate_is_open())
+        plan = Plan(self._token_budget, threshold)
+        plan.gate_is_open = not self._paces_prefill or self._gate_is_open()
         self._plan_running(plan)
         plan.num_running_rows = len(plan.rows)
         waiting = self._waiting
@@ -189,7 +190,7 @@ class VllmV1Base(Policy):
     def _make_room(self, request: Request, num_blocks: int, plan: Plan) -> list[Request]:
         """Preempt until the request can have its blocks or is a victim itself. Returns the victims."""
         victims: list[Request] = []
-        while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
+        while num_blocks > self.kv.free_blocks and request.status is RUNNING:
             victim = self._choose_victim()
             self._unplan(victim, plan)
             self._unseat(victim)
@@ -211,7 +212,7 @@ class VllmV1Base(Policy):
         state: V1State = victim.policy_state
         plan.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
         self.kv.free(victim)
-        victim.status = Status.PREEMPTED
+        victim.status = PREEMPTED
         victim.num_computed_tokens = 0
         state.num_placeholders = 0
         if self._is_speculative:
@@ -279,12 +280,12 @@ class VllmV1Base(Policy):
             return False
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
-        plan.admitted.append(Admission(head, num_cached, head.status is Status.PREEMPTED))
+        plan.admitted.append(Admission(head, num_cached, head.status is PREEMPTED))
         head.num_computed_tokens = num_cached
         self._seat_behind(head)
         if self._is_caching:
             self._publish_planned(head, num_tokens)
-        plan.rows[head] = row = Row(head, num_tokens, head.policy_state.epoch, is_chunk=True)
+        plan.rows[head] = row = Row(head, num_tokens, head.policy_state.epoch)
         if num_drafts:
             row.num_drafts, row.is_padded = num_drafts, True
         plan.budget -= num_tokens
@@ -330,15 +331,15 @@ class VllmV1Base(Policy):
         state: V1State = head.policy_state
         state.seat = self._num_admissions
         state.is_passed_over = False
-        head.status = Status.RUNNING
+        head.status = RUNNING
 
     def _blocked_by(self, plan: Plan) -> BlockedBy:
         """What kept the head of the queue out of this step."""
-        if plan.blocked_by is not BlockedBy.NOTHING:
+        if plan.blocked_by is not NOT_BLOCKED:
             return plan.blocked_by
         if plan.preempted:
             return BlockedBy.KV
-        return BlockedBy.SLOTS if len(self._running) >= self._max_running else BlockedBy.BUDGET
+        return BLOCKED_BY_SLOTS if len(self._running) >= self._max_running else BlockedBy.BUDGET
 
     # ------------------------------------------------------------------ for drivers, logs and tests
 

@@ -19,7 +19,7 @@ from sim.kv.base import blocks_for
 from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
 from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
-from sim.request import NEVER, Request, Status
+from sim.request import NEVER, OVER, RUNNING, Request
 from sim.step import NOTHING_ENDED, Finished, Step, StepShape
 
 
@@ -48,7 +48,7 @@ class VllmV1Reference(VllmV1Base):
             for victim in self._make_room(request, self._new_blocks(request, num_tokens), plan):
                 position -= running.index(victim) < position
                 running.remove(victim)
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 if self.config.policy == "fcfs" or not self.rules.walks_on_after_self_preemption:
                     break
                 continue
@@ -175,7 +175,7 @@ class VllmV1Reference(VllmV1Base):
         departed: list[Request] = []
         rows = step.rows.values() if step.rows else ()
         for row in rows:
-            if row.request.status is not Status.OVER:
+            if row.request.status is not OVER:
                 self._take_in(row, finished, departed)
         self._take_in_members(step, finished, departed)
         for request in finished:
@@ -226,7 +226,7 @@ class VllmV1Reference(VllmV1Base):
     def _draft_anew(self, requests: Iterable[Request]) -> None:
         """Sync: whoever is past its prefill has a full set of drafts for the next step."""
         for request in requests:
-            if request.status is not Status.OVER:
+            if request.status is not OVER:
                 state: SpeculativeState = request.policy_state
                 state.num_draft_tokens = 0 if state.is_mid_prefill else self.config.num_speculative_tokens
 

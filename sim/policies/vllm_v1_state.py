@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.request import NEVER, Request
-from sim.step import Admission, BlockedBy, Chunk, Preemption, Step
+from sim.step import NOT_BLOCKED, Admission, Chunk, Preemption, Step
 
 
 class V1State:
@@ -61,7 +61,7 @@ class Row(Chunk):
 
     __slots__ = ("epoch", "is_chunk", "is_padded", "num_drafts", "num_sampled")
 
-    def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool, num_drafts: int = 0) -> None:
+    def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool = True) -> None:
         """A row whose step is in the making: `context` and `is_last` are set when the request advances."""
         self.request = request
         self.num_tokens = num_tokens
@@ -70,7 +70,7 @@ class Row(Chunk):
         """A token is sampled, for decodes too."""
         self.epoch = epoch
         self.is_chunk = is_chunk
-        self.num_drafts = num_drafts
+        self.num_drafts = 0
         self.is_padded = False
         """Its drafts are dummies of an admission: never accepted."""
         self.num_sampled = 0
@@ -100,19 +100,19 @@ class Plan(V1Step):
     admitted: list[Admission]
     preempted: list[Preemption]
 
-    def __init__(self, budget: int, threshold: int, *, gate_is_open: bool) -> None:
+    def __init__(self, budget: int, threshold: int) -> None:
         self.budget = budget
         """Tokens that may still be planned."""
         self.threshold = threshold
         """Most tokens of one request; 0: no limit."""
-        self.gate_is_open = gate_is_open
+        self.gate_is_open = True
         self.tick = 0
         self.num_running_rows = 0
         """How many of the rows are running requests; the admitted ones follow."""
         self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0
-        self.blocked_by = BlockedBy.NOTHING
+        self.blocked_by = NOT_BLOCKED
         self.rows, self.chunks = {}, ()
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []

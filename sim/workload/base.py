@@ -109,23 +109,11 @@ class Traffic:
         if row < 0:
             raise IndexError(f"row {row} of traffic")
         chunk = self._chunks.get(row >> _CHUNK_BITS) or self._load_chunk(row >> _CHUNK_BITS)
-        prompt, output, max_tokens, arrival_ns, class_index, priority, cancel_after_tokens = chunk[
-            row & (1 << _CHUNK_BITS) - 1
-        ]
-        return Request(
-            row,
-            prompt,
-            output,
-            max_tokens=max_tokens,
-            arrival_ns=arrival_ns,
-            class_index=class_index,
-            priority=priority,
-            cancel_after_tokens=cancel_after_tokens,
-            tokens=self.tokens(row),
-        )
+        return Request(row, *chunk[row & (1 << _CHUNK_BITS) - 1], self.tokens(row))
 
     def _load_chunk(self, number: int) -> list[tuple[int, ...]]:
-        """Rows as Python integers, a block at a time: per field, a numpy element costs more than the request."""
+        """What `Request` takes of each row, as Python integers, a block at a time: per field, a numpy element costs
+        more than the request."""
         rows = slice(number << _CHUNK_BITS, (number + 1) << _CHUNK_BITS)
         columns = (
             self.prompt_tokens,
