@@ -201,7 +201,9 @@ class Engine:
                 if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
                     yield from self._rest()
                     continue
-                yield step_end.set(device.oldest_end_ns)  # 3. the device works; the world queues up
+                end_ns = device.oldest_end_ns
+                if not clock.advance_to(end_ns):
+                    yield step_end.set(end_ns)  # 3. the device works; the world queues up
                 has_ended = False
             if self._cancels:
                 self._admit_cancels()

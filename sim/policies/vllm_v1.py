@@ -201,7 +201,7 @@ class VllmV1(VllmV1Reference):
         batch = self._batch
         num_decode, tick = batch.num_decode, batch.tick
         budget = self._token_budget - num_decode
-        if not num_decode or budget < 0 or self._paces_prefill or (self._is_async and tick in batch.due):
+        if not num_decode or budget < 0 or self._gate is not None or (self._is_async and tick in batch.due):
             return None
         if len(batch.at_residue[tick % self._block_size]) > self.kv.free_blocks:
             return None

@@ -17,7 +17,7 @@ from sim.kv.counted import NO_HIT, CountedCache, Hit
 from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
-from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
+from sim.policies.vllm_v1_state import Plan, PrefillGate, Row, SpeculativeState, V1State, V1Step
 from sim.request import NEVER, OVER, PREEMPTED, RUNNING, WAITING, Request
 from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, Admission, BlockedBy, Preemption
 
@@ -39,10 +39,9 @@ class VllmV1Base(Policy):
         self._reserves_prompt = config.scheduler_reserve_full_isl
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
-        self._is_priority = config.policy == "priority"
         self._is_speculative = config.num_speculative_tokens > 0
         self._has_threshold = config.long_prefill_token_threshold > 0
-        self._paces_prefill = config.prefill_schedule_interval > 1
+        self._gate = PrefillGate(config.prefill_schedule_interval) if config.prefill_schedule_interval > 1 else None
         self._block_size = config.block_size
         self._max_model_len = config.max_model_len
         self._waiting: deque[Request] = deque()
@@ -51,8 +50,6 @@ class VllmV1Base(Policy):
         self._num_admissions = 0
         self._num_calls = 0
         self._num_executed = 0
-        self._last_prefill_executed = -config.prefill_schedule_interval
-        self._has_backlog = False
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -108,13 +105,13 @@ class VllmV1Base(Policy):
         return True
 
     def _enqueue(self, request: Request) -> None:
-        if self._is_priority:
+        if self.config.policy == "priority":
             insort(self._waiting, request, key=_priority_key)
         else:
             self._waiting.append(request)
 
     def _requeue(self, victim: Request) -> None:
-        if self._is_priority:
+        if self.config.policy == "priority":
             self._enqueue(victim)
         else:
             self._waiting.appendleft(victim)
@@ -148,14 +145,16 @@ class VllmV1Base(Policy):
         self._num_calls += 1
         threshold = self._threshold() if self._has_threshold else 0
         plan = Plan(self._token_budget, threshold)
-        plan.gate_is_open = not self._paces_prefill or self._gate_is_open()
+        gate = self._gate
+        if gate is not None:
+            plan.gate_is_open = gate.is_due() or not self._is_anything_decoding()
         self._plan_running(plan)
         plan.num_running_rows = len(plan.rows)
         waiting = self._waiting
         if waiting and not plan.preempted:
             self._admit_waiting(plan)
-        if self._paces_prefill:
-            self._update_backlog(plan)
+        if gate is not None:
+            gate.planned(plan, waiting)
         if waiting:
             plan.blocked_by = self._blocked_by(plan)
         self._finish_plan(plan)
@@ -174,17 +173,6 @@ class VllmV1Base(Policy):
             threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 
-    def _gate_is_open(self) -> bool:
-        """Whether prefill may be planned under `prefill_schedule_interval`; a backlog opens the gate."""
-        interval = self.config.prefill_schedule_interval
-        if self._has_backlog or self._num_executed + 1 - self._last_prefill_executed >= interval:
-            return True
-        return not self._is_anything_decoding()
-
-    def _update_backlog(self, plan: Plan) -> None:
-        if plan.gate_is_open and not plan.preempted:
-            self._has_backlog = any(not r.policy_state.is_passed_over for r in self._waiting)
-
     # ---- preemption
 
     def _make_room(self, request: Request, num_blocks: int, plan: Plan) -> list[Request]:
@@ -199,7 +187,7 @@ class VllmV1Base(Policy):
         return victims
 
     def _choose_victim(self) -> Request:
-        if self._is_priority:
+        if self.config.policy == "priority":
             return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
         return next(reversed(self._running))
 
@@ -229,8 +217,8 @@ class VllmV1Base(Policy):
     def _count_executed(self, plan: Plan) -> None:
         """A step that computes something: what the prefill interval counts."""
         self._num_executed += 1
-        if plan.carries_prefill:
-            self._last_prefill_executed = self._num_executed
+        if self._gate is not None:
+            self._gate.executed(plan)
 
     # ---- admission from the waiting queue
 

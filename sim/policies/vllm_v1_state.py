@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.request import NEVER, Request
@@ -116,3 +117,26 @@ class Plan(V1Step):
         self.rows, self.chunks = {}, ()
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []
+
+
+class PrefillGate:
+    """`prefill_schedule_interval`: while anything decodes, prefill is planned only every so many steps."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._num_steps = interval
+        """Executed since the last one with prefill."""
+        self._has_backlog = False
+
+    def is_due(self) -> bool:
+        """Whether the next step may prefill whoever decodes: its turn has come, or a backlog opens the gate."""
+        return self._has_backlog or self._num_steps + 1 >= self._interval
+
+    def planned(self, plan: Plan, waiting: Iterable[Request]) -> None:
+        """Who waits still when a step has admitted whom it could is a backlog. Mutates the gate."""
+        if plan.gate_is_open and not plan.preempted:
+            self._has_backlog = any(not r.policy_state.is_passed_over for r in waiting)
+
+    def executed(self, plan: Plan) -> None:
+        """A step computes something. Mutates the gate."""
+        self._num_steps = 0 if plan.carries_prefill else self._num_steps + 1
