@@ -6,9 +6,10 @@ that decodes; a step names only who joined them, who left, and who prefills.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class BlockedBy(IntEnum):
     """A pacing rule or a batching window holds it back, or the batch in progress admits nobody."""
 
 
-NOT_BLOCKED, BLOCKED_BY_SLOTS, *_ = BlockedBy
+NOT_BLOCKED, BLOCKED_BY_SLOTS, BLOCKED_BY_KV, *_ = BlockedBy
 """The usual ones by themselves, for what is done in every step (see `sim.request.RUNNING`)."""
 
 
@@ -125,6 +126,12 @@ class Step:
     def is_empty(self) -> bool:
         """Whether nothing at all is computed."""
         return self.shape.num_decode == 0 and not self.chunks
+
+
+make_shape: Callable[[tuple[int, int, int, int, tuple[tuple[int, int], ...], int, int, int, int]], StepShape]
+make_shape = partial(tuple.__new__, StepShape)
+"""The shape with these fields, all of them: a third of the price of a call of the class, for there is one a step."""
+make_admission: Callable[[tuple[Request, int, bool]], Admission] = partial(tuple.__new__, Admission)
 
 
 class Finished(NamedTuple):

@@ -19,7 +19,7 @@ from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
 from sim.policies.vllm_v1_state import Plan, PrefillGate, Row, SpeculativeState, V1State, V1Step
 from sim.request import NEVER, OVER, PREEMPTED, RUNNING, WAITING, Request
-from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, Admission, BlockedBy, Preemption
+from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, BlockedBy, Preemption, make_admission
 
 
 class VllmV1Base(Policy):
@@ -40,7 +40,6 @@ class VllmV1Base(Policy):
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
         self._is_speculative = config.num_speculative_tokens > 0
-        self._has_threshold = config.long_prefill_token_threshold > 0
         self._gate = PrefillGate(config.prefill_schedule_interval) if config.prefill_schedule_interval > 1 else None
         self._block_size = config.block_size
         self._max_model_len = config.max_model_len
@@ -143,13 +142,12 @@ class VllmV1Base(Policy):
     def _plan_step(self) -> V1Step:
         """One step by all rules."""
         self._num_calls += 1
-        threshold = self._threshold() if self._has_threshold else 0
+        threshold = self._threshold() if self.config.long_prefill_token_threshold else 0
         plan = Plan(self._token_budget, threshold)
         gate = self._gate
         if gate is not None:
             plan.gate_is_open = gate.is_due() or not self._is_anything_decoding()
         self._plan_running(plan)
-        plan.num_running_rows = len(plan.rows)
         waiting = self._waiting
         if waiting and not plan.preempted:
             self._admit_waiting(plan)
@@ -268,7 +266,7 @@ class VllmV1Base(Policy):
             return False
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
-        plan.admitted.append(Admission(head, num_cached, head.status is PREEMPTED))
+        plan.admitted.append(make_admission((head, num_cached, head.status is PREEMPTED)))
         head.num_computed_tokens = num_cached
         self._seat_behind(head)
         if self._is_caching:
@@ -293,7 +291,7 @@ class VllmV1Base(Policy):
         num_drafts = self.config.num_speculative_tokens
         if not self.rules.pads_admissions or num_missing != 1:
             return 0
-        running_rows = list(islice(plan.rows.values(), plan.num_running_rows))
+        running_rows = list(islice(plan.rows.values(), len(plan.rows) - len(plan.admitted)))
         if any(row.is_chunk for row in running_rows) or not (running_rows or num_cached):
             return 0
         return num_drafts if num_cached + 2 + num_drafts <= self.config.max_model_len else 0

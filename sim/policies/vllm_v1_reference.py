@@ -199,8 +199,11 @@ class VllmV1Reference(VllmV1Base):
         if not row.is_last:
             return
         row.num_sampled = num_sampled = self._num_sampled(row) if row.num_drafts else 1
-        num_before = request.num_output_tokens
-        request.num_output_tokens = num_outputs = min(num_before + num_sampled, request.num_target_tokens)
+        num_before, num_target_tokens = request.num_output_tokens, request.num_target_tokens
+        num_outputs = num_before + num_sampled
+        if num_outputs > num_target_tokens:
+            num_outputs = num_target_tokens
+        request.num_output_tokens = num_outputs
         if not is_stale:
             if self._is_async:
                 state.num_placeholders -= 1 + row.num_drafts
@@ -208,7 +211,7 @@ class VllmV1Reference(VllmV1Base):
             request.num_computed_tokens -= 1 + row.num_drafts - (num_outputs - num_before)
             if self._is_caching:
                 self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
-        if num_outputs == request.num_target_tokens:
+        if num_outputs == num_target_tokens:
             finished.append(request)
         elif num_before < request.cancel_after_tokens <= num_outputs:
             departed.append(request)

@@ -93,7 +93,7 @@ class Plan(V1Step):
     live tokens and lane by `_finish_plan`, the rest by `_plan_step`.
     """
 
-    __slots__ = ("budget", "carries_prefill", "gate_is_open", "num_running_rows", "threshold")
+    __slots__ = ("budget", "carries_prefill", "gate_is_open", "threshold")
 
     rows: dict[Request, Row]
     joined: list[Request]
@@ -108,8 +108,6 @@ class Plan(V1Step):
         """Most tokens of one request; 0: no limit."""
         self.gate_is_open = True
         self.tick = 0
-        self.num_running_rows = 0
-        """How many of the rows are running requests; the admitted ones follow."""
         self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0

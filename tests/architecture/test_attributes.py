@@ -13,9 +13,9 @@ from sim.policies.vllm_v1 import VllmV1
 from sim.policies.vllm_v1_config import V1Config
 from sim.record import Recorder
 
-MAX_INLINE_ATTRIBUTES = 30
-"""CPython 3.11 finds attributes by their place while there are no more (`SHARED_KEYS_MAX_SIZE`), else by their name:
-two too many cost the fast planner a thirtieth of a request's instructions, all in all."""
+MAX_INLINE_ATTRIBUTES = 29
+"""CPython 3.11 finds attributes by their place while there are no more (fewer than `SHARED_KEYS_MAX_SIZE`), else by
+their name: one too many costs the fast planner a twentieth of a request's instructions, all in all."""
 
 
 def objects() -> list[object]:
