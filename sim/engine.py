@@ -106,10 +106,13 @@ class Engine:
         """A request reaches the engine now. What could never run is refused at once."""
         if self._foreseen is not None:
             self._cut_short(self._foreseen)
-        request.queued_ns = self._clock.now_ns
-        reason: int | None = NEVER_FITS
-        if self._core.policy.never_fits(request) is None:
-            reason = self._reception.reason_to_refuse(request, self._clock.now_ns)
+        request.queued_ns = now_ns = self._clock.now_ns
+        reception = self._reception
+        reason: int | None = None
+        if self._core.policy.never_fits(request) is not None:
+            reason = NEVER_FITS
+        elif not reception.is_open:
+            reason = reception.reason_to_refuse(request, now_ns)
         if reason is not None:
             request.status = Status.OVER
             request.outcome = Outcome.REJECTED
@@ -119,8 +122,8 @@ class Engine:
         self._arrivals.append(request)
         if self._wakeup is not None:
             self._wake()
-        if self._reception.timeout_ns is not None:
-            due_ns = self._clock.now_ns + self._reception.timeout_ns
+        if reception.timeout_ns is not None:
+            due_ns = now_ns + reception.timeout_ns
             self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
@@ -190,13 +193,14 @@ class Engine:
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
-            wakeup = self._foresee() if self._macro_steps else None
+            num_to_plan = core.num_to_plan()
+            wakeup = self._foresee() if num_to_plan == 1 and self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
                 has_ended = self._settle_to_wakeup()
             else:
                 now_ns = clock.now_ns
-                for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
+                for _ in range(num_to_plan):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
                 if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
                     yield from self._rest()
@@ -215,8 +219,6 @@ class Engine:
     def _foresee(self) -> Event | None:
         """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
         core, clock, device = self._core, self._clock, self._device
-        if core.num_in_flight != core.depth - 1:
-            return None
         if device.last_shape.prefills:
             return None  # whoever completes its prefill decodes from the next step on
         max_steps = self._max_steps_undisturbed()

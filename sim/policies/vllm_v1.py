@@ -277,7 +277,7 @@ class VllmV1(VllmV1Reference):
             super()._plan_running(plan)
             return
         completing = self._completing() if self._is_caching else ()
-        growing = batch.at_context(0)
+        growing = batch.at_residue[batch.tick % self._block_size]
         num_new_blocks = len(growing)
         for request, num_tokens in chunks:
             num_new_blocks += self._new_blocks(request, num_tokens)
@@ -453,7 +453,7 @@ class VllmV1(VllmV1Reference):
             return
         self._num_updated_ticks = tick
         if tick in self._batch.due:
-            finished += [r for r in self._batch.due.pop_tick(tick) if r.due_tick == tick]
+            finished += self._batch.due.pop_tick(tick)
         if tick in self._ending:
             finished += [r for r in self._ending.pop(tick) if r.due_tick == tick]
         if len(finished) > 1:

@@ -245,10 +245,13 @@ class VllmV1Base(Policy):
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
-        num_known = head.prompt_tokens + head.num_output_tokens
-        hit = self._lookup(head) if self._is_caching else NO_HIT
-        num_cached = len(hit.blocks) * self._block_size
-        num_missing = num_known - num_cached
+        state: V1State = head.policy_state
+        num_missing = num_known = head.prompt_tokens + head.num_output_tokens
+        hit, num_cached = NO_HIT, 0
+        if self._is_caching:
+            hit = self._lookup(head)
+            num_cached = len(hit.blocks) * self._block_size
+            num_missing -= num_cached
         if num_missing >= 2 and not plan.gate_is_open:
             plan.blocked_by = BlockedBy.ADMISSION
             return False
@@ -267,11 +270,15 @@ class VllmV1Base(Policy):
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
         plan.admitted.append(make_admission((head, num_cached, head.status is PREEMPTED)))
+        self._waiting.popleft()
+        self._running[head] = None
+        self._num_admissions = state.seat = self._num_admissions + 1
+        state.is_passed_over = False
+        head.status = RUNNING
         head.num_computed_tokens = num_cached
-        self._seat_behind(head)
         if self._is_caching:
             self._publish_planned(head, num_tokens)
-        plan.rows[head] = row = Row(head, num_tokens, head.policy_state.epoch)
+        plan.rows[head] = row = Row(head, num_tokens, state.epoch)
         if num_drafts:
             row.num_drafts, row.is_padded = num_drafts, True
         plan.budget -= num_tokens
@@ -308,16 +315,6 @@ class VllmV1Base(Policy):
         if self._running:
             needed += self._watermark_blocks
         return needed + hit.num_ownerless <= self.kv.free_blocks
-
-    def _seat_behind(self, head: Request) -> None:
-        """The head of the queue takes a seat behind those that run."""
-        self._waiting.popleft()
-        self._running[head] = None
-        self._num_admissions += 1
-        state: V1State = head.policy_state
-        state.seat = self._num_admissions
-        state.is_passed_over = False
-        head.status = RUNNING
 
     def _blocked_by(self, plan: Plan) -> BlockedBy:
         """What kept the head of the queue out of this step."""
