@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from simpy.core import Infinity
 from simpy.events import Event
@@ -29,7 +30,8 @@ MIN_STEADY_STEPS = 3
 MAX_STEADY_STEPS = 4096
 
 
-class Foreseen(NamedTuple):
+@dataclass(slots=True)
+class Foreseen:
     """Steps that were priced together because they change nothing. They have not happened yet."""
 
     run: SteadyRun
@@ -190,43 +192,44 @@ class Engine:
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         step_end, next_plan = clock.timer(Priority.COMPLETE), clock.timer(Priority.PLAN)
+        now_ns = clock.now_ns
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
             num_to_plan = core.num_to_plan()
-            wakeup = self._foresee() if num_to_plan == 1 and self._macro_steps else None
+            wakeup = self._foresee(now_ns) if num_to_plan == 1 and self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
-                has_ended = self._settle_to_wakeup()
+                now_ns, has_ended = clock.now_ns, self._settle_to_wakeup()
             else:
-                now_ns = clock.now_ns
                 for _ in range(num_to_plan):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
-                if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
+                end_ns = device.next_end_ns(now_ns)
+                if end_ns is None:  # 2. nothing to compute: wait for work
                     yield from self._rest()
+                    now_ns = clock.now_ns
                     continue
-                end_ns = device.oldest_end_ns
                 if not clock.advance_to(end_ns):
                     yield step_end.set(end_ns)  # 3. the device works; the world queues up
-                has_ended = False
+                now_ns, has_ended = end_ns, False
             if self._cancels:
                 self._admit_cancels()
             if not has_ended:
                 self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if clock.is_anybody_due():  # somebody else is due at this very nanosecond
-                yield next_plan.set(clock.now_ns)
+                yield next_plan.set(now_ns)
 
-    def _foresee(self) -> Event | None:
+    def _foresee(self, now_ns: int) -> Event | None:
         """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
         core, clock, device = self._core, self._clock, self._device
         if device.last_shape.prefills:
             return None  # whoever completes its prefill decodes from the next step on
-        max_steps = self._max_steps_undisturbed()
+        max_steps = self._max_steps_undisturbed(now_ns)
         run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
-        times = None if run is None else device.foresee(run, clock.now_ns)
+        times = None if run is None else device.foresee(run, now_ns)
         if run is None or times is None:
             return None
-        planned_ns = [clock.now_ns]
+        planned_ns = [now_ns]
         if core.num_in_flight:
             planned_ns.append(device.oldest_end_ns)
         num_steps = len(run.num_new_blocks)
@@ -234,14 +237,14 @@ class Engine:
         self._foreseen = Foreseen(run, times, num_steps, planned_ns, wakeup)
         return wakeup
 
-    def _max_steps_undisturbed(self) -> int:
+    def _max_steps_undisturbed(self, now_ns: int) -> int:
         """About how many steps end before something truncates a run: the next event, or else as long as last time."""
         if self._shares_clock:
             return min(MAX_STEADY_STEPS, 2 * self._num_last_foreseen + MIN_STEADY_STEPS)
         next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
         if not price_ns or next_ns == Infinity:
             return MAX_STEADY_STEPS
-        return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
+        return min(MAX_STEADY_STEPS, int(next_ns - now_ns) // price_ns + 2)
 
     def _cut_short(self, foreseen: Foreseen) -> None:
         """Something came up: wake at the end of the step that runs now, and foresee no step that is planned then.
@@ -253,7 +256,7 @@ class Engine:
         if num_steps < foreseen.num_steps:
             earlier = self._clock.at(foreseen.planned_at_ns(num_steps), Priority.COMPLETE)
             earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
-            self._foreseen = foreseen._replace(num_steps=num_steps, wakeup=earlier)
+            self._foreseen = replace(foreseen, num_steps=num_steps, wakeup=earlier)
 
     def _settle_to_wakeup(self) -> bool:
         """Let foreseen steps happen up to now, the time of their wakeup. Returns whether the one that ends now has.

@@ -162,8 +162,8 @@ class Recorder:
                 prefill_tokens += num_tokens
         if num_decode:
             self._lane_ticks[lane] += 1
-        rows = self._iteration_rows
-        rows += self._pack_iteration(
+        rows, pack = self._iteration_rows, self._pack_iteration
+        rows += pack(
             lane,
             start_ns,
             end_ns,
@@ -226,13 +226,14 @@ class Recorder:
 
     def _record_few(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
         num_decode, context_sum, context_sum_sq, context_max, _, num_sampled, _, _, _ = run.shape
-        used_blocks, live_tokens, rows = run.used_blocks, run.live_tokens, self._iteration_rows
+        used_blocks, live_tokens = run.used_blocks, run.live_tokens
+        rows, pack = self._iteration_rows, self._pack_iteration
         for start_ns, end_ns, num_new_blocks in zip(
             times.start_ns[:num_steps], times.end_ns, run.num_new_blocks, strict=False
         ):
             used_blocks += num_new_blocks
             live_tokens += num_decode
-            rows += self._pack_iteration(
+            rows += pack(
                 0,
                 start_ns,
                 end_ns,
@@ -267,8 +268,8 @@ class Recorder:
         if request.segment_lane != NEVER:
             self._close_segment(request)
         request.is_recorded = True
-        rows = self._request_rows
-        rows += self._pack_request(
+        rows, pack = self._request_rows, self._pack_request
+        rows += pack(
             request.index,
             request.class_index,
             request.arrival_ns,
@@ -338,10 +339,10 @@ class Recorder:
                     self._close_segment(request)
                 request.segment_lane = lane
                 request.segment_first_tick = self._lane_ticks[lane]
-        rows = self._chunk_rows
+        rows, pack = self._chunk_rows, self._pack_chunk
         for chunk in step.chunks:
             request = chunk.request
-            rows += self._pack_chunk(iteration, request.index, chunk.num_tokens, chunk.context)
+            rows += pack(iteration, request.index, chunk.num_tokens, chunk.context)
             if chunk.is_last and not request.is_recorded:
                 # The prefill is complete: its last chunk yields a token and opens a segment.
                 if request.first_token_iteration == NEVER:
@@ -362,10 +363,8 @@ class Recorder:
         iteration, num_ticks = request.segment_iteration, self._num_ticks_of_open_segment(request)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        rows = self._segment_rows
-        rows += self._pack_segment(
-            request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks
-        )
+        rows, pack = self._segment_rows, self._pack_segment
+        rows += pack(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_ticks + (iteration != NEVER)
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER

@@ -121,28 +121,16 @@ class Request:
         self.tokens = tokens
 
         self.status = WAITING
-        self.num_computed_tokens = 0
-        self.num_output_tokens = 0
+        self.num_computed_tokens = self.num_output_tokens = self.num_blocks = 0
         self.num_target_tokens = output_tokens if output_tokens < max_tokens else max_tokens
-        self.num_blocks = 0
-        self.joined_tick = NEVER
-        self.due_tick = NEVER
-        self.queued_ns = NEVER
+        self.joined_tick = self.due_tick = self.queued_ns = NEVER
 
-        self.admitted_iteration = NEVER
-        self.first_token_iteration = NEVER
-        self.finished_iteration = NEVER
-        self.num_preemptions = 0
-        self.recomputed_tokens = 0
-        self.cached_prompt_tokens = 0
-        self.cancelled_ns = NEVER
-        self.num_delivered_tokens = 0
+        self.admitted_iteration = self.first_token_iteration = self.finished_iteration = NEVER
+        self.segment_iteration = self.segment_lane = self.segment_first_tick = NEVER
+        self.cancelled_ns = self.turned_away_by = NEVER
+        self.num_preemptions = self.recomputed_tokens = self.cached_prompt_tokens = self.num_delivered_tokens = 0
         self.outcome = _FINISHED
-        self.turned_away_by = NEVER
         self.is_recorded = False
-        self.segment_iteration = NEVER
-        self.segment_lane = NEVER
-        self.segment_first_tick = NEVER
 
         self.kv_state: Any = None
         self.policy_state: Any = None

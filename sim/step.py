@@ -157,7 +157,8 @@ FEW_STEPS = 48
 """Up to so many steps of a run are cheaper handled one by one than as arrays."""
 
 
-class SteadyRun(NamedTuple):
+@dataclass(slots=True)
+class SteadyRun:
     """Steps in a row in which the same requests decode and nothing else happens to anybody."""
 
     shape: StepShape
@@ -173,7 +174,8 @@ class SteadyRun(NamedTuple):
     """Before the first step."""
 
 
-class SteadyTimes(NamedTuple):
+@dataclass(slots=True)
+class SteadyTimes:
     """When the steps of a steady run start and end, one entry per step: lists for a few, arrays for many."""
 
     start_ns: list[int] | NDArray[np.int64]

@@ -157,16 +157,12 @@ class VllmV1(VllmV1Reference):
         num_decode = batch.num_decode
         context_sum, context_sum_sq, context_max = batch.context_sums()
         num_new_blocks = self._advance_members()
-        self._last_step = step = V1Step(
-            make_shape((num_decode, context_sum, context_sum_sq, context_max, (), num_decode, 0, 0, 0)),
-            len(self._running),
-            len(self._waiting),
-            kv.usable_blocks - kv.free_blocks,
-            num_new_blocks,
-            context_sum + num_decode,
-            blocked_by,
-            batch.tick,
-        )
+        # Of the class of all other steps: where objects of two classes alternate, attributes are found by name.
+        self._last_step = step = Plan(0, 0)
+        step.shape = make_shape((num_decode, context_sum, context_sum_sq, context_max, (), num_decode, 0, 0, 0))
+        step.num_running, step.num_waiting, step.blocked_by = len(self._running), len(self._waiting), blocked_by
+        step.used_blocks, step.num_new_blocks = kv.usable_blocks - kv.free_blocks, num_new_blocks
+        step.live_tokens, step.lane, step.tick = context_sum + num_decode, 0, batch.tick
         if self._newcomers:
             step.joined = self._greet_newcomers()
         return step
@@ -415,6 +411,7 @@ class VllmV1(VllmV1Reference):
             return
         context_sum, context_sum_sq, context_max = batch.context_sums()
         batch.tick = plan.tick = batch.tick + 1
+        live_tokens = context_sum + num_decode
         prefills: list[tuple[int, int]] = []
         if plan.rows:
             plan.chunks = chunks = list(plan.rows.values())
@@ -422,8 +419,10 @@ class VllmV1(VllmV1Reference):
                 self._advance(row)
                 num_sampled += row.is_last
                 prefills.append((row.num_tokens, row.context))
-                self._seat_row(row)
-        live_tokens = batch.context_sum
+                if row.is_last and self._leave_prefill(row.request):
+                    live_tokens += row.context + row.num_tokens
+                else:
+                    others[row.request] = None
         for request in others:
             live_tokens += request.num_computed_tokens
         self._count_executed(plan)
@@ -432,15 +431,15 @@ class VllmV1(VllmV1Reference):
         plan.live_tokens, plan.lane = live_tokens, 0
         self._last_step = plan
 
-    def _seat_row(self, row: Row) -> None:
-        """Whoever completes its prefill in this step decodes from the next one on, if it may get another token."""
-        request = row.request
+    def _leave_prefill(self, request: Request) -> bool:
+        """Whoever completes its prefill in this step joins those who decode from the next one on, if it may go on."""
         num_outputs = request.num_output_tokens + 1
-        if row.is_last and self._may_go_on(request, num_outputs):
-            self._others.pop(request, None)
-            self._join_batch(request, num_outputs)
-        else:
-            self._others[request] = None
+        if not self._may_go_on(request, num_outputs):
+            return False
+        if request in self._others:
+            del self._others[request]
+        self._join_batch(request, num_outputs)
+        return True
 
     def _decoders(self, lane: int) -> Iterable[Request]:
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty

@@ -222,6 +222,7 @@ class VllmV1Base(Policy):
 
     def _admit_waiting(self, plan: Plan) -> None:
         waiting, running, max_running = self._waiting, self._running, self._max_running
+        may_skip_misfits = self.rules.misfit_skips and not self.config.enable_chunked_prefill
         passed_over: list[Request] = []
         while waiting and plan.budget > 0 and len(running) < max_running:
             head = waiting[0]
@@ -229,17 +230,15 @@ class VllmV1Base(Policy):
             if state.num_stale_tokens:
                 state.is_passed_over = True
                 passed_over.append(waiting.popleft())
-            elif self.rules.misfit_skips and self._is_skipped_misfit(head, plan):
+            elif may_skip_misfits and self._is_misfit(head, plan):
                 passed_over.append(waiting.popleft())
             elif not self._admit(head, plan):
                 break
         if passed_over:
             waiting.extendleft(reversed(passed_over))
 
-    def _is_skipped_misfit(self, head: Request, plan: Plan) -> bool:
-        """Older versions without chunked prefill try the next request instead of stopping."""
-        if self.config.enable_chunked_prefill:
-            return False
+    def _is_misfit(self, head: Request, plan: Plan) -> bool:
+        """Older versions without chunked prefill then try the next request instead of stopping."""
         hit = self._lookup(head)
         return self._cut(head.num_tokens - len(hit.blocks) * self.config.block_size, plan) > plan.budget
 

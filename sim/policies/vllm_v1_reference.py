@@ -131,8 +131,9 @@ class VllmV1Reference(VllmV1Base):
         request = row.request
         state: V1State = request.policy_state
         row.context = context = request.num_computed_tokens
-        request.num_computed_tokens = num_computed = context + row.num_tokens
-        state.num_in_flight_tokens += row.num_tokens
+        num_tokens = row.num_tokens
+        request.num_computed_tokens = num_computed = context + num_tokens
+        state.num_in_flight_tokens += num_tokens
         if num_computed < request.prompt_tokens + request.num_output_tokens + state.num_placeholders:
             state.is_mid_prefill = True
             return
