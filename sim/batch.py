@@ -122,8 +122,8 @@ class RunningBatch:
         """Remove a member and bring its counters up to date. Mutates both."""
         del self._members[request.index]
         self.num_decode -= 1
-        joined_tick = request.joined_tick
-        offset = request.num_computed_tokens - joined_tick
+        joined_tick, num_computed_tokens = request.joined_tick, request.num_computed_tokens
+        offset = num_computed_tokens - joined_tick
         if offset == self._max_offset:
             self._max_offset = None
         self._offset_sum -= offset
@@ -132,7 +132,7 @@ class RunningBatch:
         if request.due_tick in self.due:
             self.due.discard(request.due_tick, request)
         num_ticks = self.tick - joined_tick
-        request.num_computed_tokens += num_ticks
+        request.num_computed_tokens = num_computed_tokens + num_ticks
         request.num_output_tokens += num_ticks
         request.joined_tick = request.due_tick = NEVER
 

@@ -320,11 +320,13 @@ class Engine:
     def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:
             self.on_depart(request)
-        for request in finished.finished if self._core.policy.streams_answers else finished.released:
-            if request.cancelled_ns == NEVER:
-                self.on_answer(request)
-        for request in finished.released:
-            self.on_release(request)
+        released, on_answer, on_release = finished.released, self.on_answer, self.on_release
+        if on_answer is not _ignore:
+            for request in finished.finished if self._core.policy.streams_answers else released:
+                if request.cancelled_ns == NEVER:
+                    on_answer(request)
+        for request in released:
+            on_release(request)
 
     def _rest(self) -> Generator[Event, None, None]:
         """Only empty steps are in flight. Plan again if one of them preempted, else sleep until something happens."""

@@ -92,10 +92,8 @@ class VllmV1Base(Policy):
 
     def add(self, request: Request) -> None:
         request.status = WAITING
-        num_target_tokens = min(request.output_tokens, request.max_tokens)
-        if request.prompt_tokens + num_target_tokens > self._max_model_len:
-            num_target_tokens = self._max_model_len - request.prompt_tokens
-        request.num_target_tokens = num_target_tokens
+        if request.prompt_tokens + request.num_target_tokens > self._max_model_len:
+            request.num_target_tokens = self._max_model_len - request.prompt_tokens
         request.policy_state = SpeculativeState() if self._is_speculative else V1State()
         self._enqueue(request)
 

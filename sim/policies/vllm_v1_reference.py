@@ -208,8 +208,9 @@ class VllmV1Reference(VllmV1Base):
         if not is_stale:
             if self._is_async:
                 state.num_placeholders -= 1 + row.num_drafts
-            # Drafts were rejected, and tokens beyond the end are dropped: they were computed for nothing.
-            request.num_computed_tokens -= 1 + row.num_drafts - (num_outputs - num_before)
+            num_wasted = 1 + row.num_drafts + num_before - num_outputs
+            if num_wasted:  # drafts were rejected, or tokens beyond the end are dropped
+                request.num_computed_tokens -= num_wasted
             if self._is_caching:
                 self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
         if num_outputs == num_target_tokens:
