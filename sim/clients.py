@@ -83,6 +83,8 @@ class Clients:
         """Prompts of each call under way whose answer is still to come."""
         self._impatient = set(np.unique(traffic.class_index[traffic.cancel_after_ns != NEVER]).tolist())
         """Classes some of whose clients leave after a time."""
+        self._restrained = self._impatient | set(self._limits)
+        """Classes of which more is to be known at an arrival than that it happened."""
         self._reacts = traffic.has_next_turn is not None or any(p.num_clients is not None for p in traffic.pools)
         self._live: dict[int, Request] = {}
         self._arrival = clock.timer(Priority.ARRIVE)
@@ -155,15 +157,21 @@ class Clients:
         class_index = requests[0].class_index
         for request in requests:
             self._live[request.index] = request
-            if class_index in self._impatient:
+        if class_index not in self._restrained or self._connect(class_index, requests):
+            for request in requests:
+                self._engine.submit(request)
+
+    def _connect(self, class_index: int, requests: tuple[Request, ...]) -> bool:
+        """Start the patience of what arrives, and take a connection for it. False: it is held back."""
+        if class_index in self._impatient:
+            for request in requests:
                 self._limit_patience(request)
         if class_index in self._limits:
             if self._num_connected[class_index] >= self._limits[class_index]:
                 self._held_back[class_index].append(requests)
-                return
+                return False
             self._num_connected[class_index] += 1
-        for request in requests:
-            self._engine.submit(request)
+        return True
 
     def _limit_patience(self, request: Request) -> None:
         patience_ns = int(self._traffic.cancel_after_ns[request.index])

@@ -107,11 +107,15 @@ class VllmV1(VllmV1Reference):
     def _is_anything_decoding(self) -> bool:
         return self._batch.num_decode > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
 
-    def _join_batch(self, request: Request, num_outputs: int) -> None:
-        """From now on the request decodes in every tick until it ends, is preempted or starves.
+    def _join_batch(self, request: Request, num_outputs: int) -> bool:
+        """From the next tick on the request decodes in each until it ends, is preempted or starves.
 
-        `num_outputs` counts those in flight.
+        `num_outputs` counts those in flight. False, and nothing happens, if lengths allow no more.
         """
+        if num_outputs >= request.max_tokens and self.rules.foresees_length_end:
+            return False
+        if request.prompt_tokens + num_outputs >= self._max_model_len:
+            return False
         num_target_tokens = request.num_target_tokens
         # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
         self._batch.join(request, num_target_tokens - num_outputs if num_target_tokens > num_outputs else 1)
@@ -119,6 +123,7 @@ class VllmV1(VllmV1Reference):
             self._newcomers.append(request)
         if num_outputs < request.cancel_after_tokens < num_target_tokens:
             self._departures.add(self._batch.tick + request.cancel_after_tokens - num_outputs, request)
+        return True
 
     def _greet_newcomers(self) -> list[Request]:
         """Those who decode in the step in the making and did not in the last one."""
@@ -315,22 +320,12 @@ class VllmV1(VllmV1Reference):
         for request in self._others:
             if request.policy_state.is_mid_prefill:
                 chunking.append(request)
-                continue
-            num_outputs = request.num_output_tokens + request.policy_state.num_placeholders
-            if self._may_go_on(request, num_outputs):
-                self._join_batch(request, num_outputs)
-            else:
+            elif not self._join_batch(request, request.num_output_tokens + request.policy_state.num_placeholders):
                 spent.append(request)
         self._others = dict.fromkeys(chunking + spent)
         if not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
-
-    def _may_go_on(self, request: Request, num_outputs: int) -> bool:
-        """Whether lengths allow more than so many outputs, those in flight included."""
-        if num_outputs >= request.max_tokens and self.rules.foresees_length_end:
-            return False
-        return request.prompt_tokens + num_outputs < self._max_model_len
 
     def _share_budget(self, chunking: Sequence[Request], plan: Plan) -> Chunks | None:
         """Tokens for each prefill when every decode gets its own; None when somebody would starve.
@@ -417,12 +412,14 @@ class VllmV1(VllmV1Reference):
             plan.chunks = chunks = list(plan.rows.values())
             for row in chunks:
                 self._advance(row)
-                num_sampled += row.is_last
+                request, is_last = row.request, row.is_last
+                num_sampled += is_last
                 prefills.append((row.num_tokens, row.context))
-                if row.is_last and self._leave_prefill(row.request):
-                    live_tokens += row.context + row.num_tokens
+                if is_last and self._join_batch(request, request.num_output_tokens + 1):
+                    others.pop(request, None)
+                    live_tokens += request.num_computed_tokens
                 else:
-                    others[row.request] = None
+                    others[request] = None
         for request in others:
             live_tokens += request.num_computed_tokens
         self._count_executed(plan)
@@ -430,16 +427,6 @@ class VllmV1(VllmV1Reference):
         plan.shape = make_shape((*sums, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)))
         plan.live_tokens, plan.lane = live_tokens, 0
         self._last_step = plan
-
-    def _leave_prefill(self, request: Request) -> bool:
-        """Whoever completes its prefill in this step joins those who decode from the next one on, if it may go on."""
-        num_outputs = request.num_output_tokens + 1
-        if not self._may_go_on(request, num_outputs):
-            return False
-        if request in self._others:
-            del self._others[request]
-        self._join_batch(request, num_outputs)
-        return True
 
     def _decoders(self, lane: int) -> Iterable[Request]:
         return self._others  # only in a walked step do decodes have rows, and then the batch is empty
