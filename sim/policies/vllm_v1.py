@@ -404,6 +404,7 @@ class VllmV1(VllmV1Reference):
                 others[request] = None
             super()._finish_plan(plan)
             return
+        # The step is priced by those who decode in it; whoever completes its prefill in it is one of them afterwards.
         context_sum, context_sum_sq, context_max = batch.context_sums()
         batch.tick = plan.tick = batch.tick + 1
         live_tokens = context_sum + num_decode
