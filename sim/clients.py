@@ -18,6 +18,8 @@ from sim.clock import Clock, Priority
 from sim.request import NEVER, Outcome, Request, Status
 from sim.workload.base import Traffic
 
+_REJECTED = Outcome.REJECTED
+
 
 class Server(Protocol):
     """Whom clients send requests to: an `Engine`, or the `Router` of a fleet."""
@@ -200,7 +202,7 @@ class Clients:
 
     def _on_release(self, request: Request) -> None:
         del self._live[request.index]
-        if request.outcome is Outcome.REJECTED:
+        if request.outcome is _REJECTED:
             self._disconnect(request)
 
     def _disconnect(self, request: Request) -> None:

@@ -149,6 +149,9 @@ class Finished(NamedTuple):
     departed: list[Request]
 
 
+make_finished: Callable[[tuple[list[Request], list[Request], list[Request]]], Finished] = partial(
+    tuple.__new__, Finished
+)
 NOTHING_ENDED = Finished([], [], [])
 """What most steps end. Shared: nobody adds to a `Finished`."""
 

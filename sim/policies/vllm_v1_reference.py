@@ -20,7 +20,7 @@ from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
 from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
 from sim.request import NEVER, OVER, RUNNING, Request
-from sim.step import NOTHING_ENDED, Finished, Step, StepShape
+from sim.step import NOTHING_ENDED, Finished, Step, StepShape, make_finished
 
 
 class VllmV1Reference(VllmV1Base):
@@ -183,7 +183,7 @@ class VllmV1Reference(VllmV1Base):
             self._leave(request)
         if self._is_speculative and not self._is_async:
             self._draft_anew(row.request for row in rows)
-        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
+        return make_finished((finished, finished, departed)) if finished or departed else NOTHING_ENDED
 
     def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
         """Room for a planner that keeps some decodes out of the rows."""
