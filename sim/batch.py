@@ -82,6 +82,8 @@ class RunningBatch:
         """The largest offset of a member; None when it must be looked up again."""
         self._longest: list[int] = []
         """A heap of -offset and index in one integer, longest context first; entries of those who left stay a while."""
+        self._newest: list[int] = []
+        """Indices of those who are not in the heap yet: most leave before anybody asks for it."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -106,7 +108,7 @@ class RunningBatch:
         self._offset_sum_sq += offset * offset
         self.at_residue[-offset % self._block_size][request] = None
         self.due.add(due_tick, request)
-        heappush(self._longest, (-offset << _INDEX_BITS) | index)
+        self._newest.append(index)
         if self._max_offset is not None and offset > self._max_offset:
             self._max_offset = offset
 
@@ -122,8 +124,8 @@ class RunningBatch:
         """Remove a member and bring its counters up to date. Mutates both."""
         del self._members[request.index]
         self.num_decode -= 1
-        joined_tick = request.joined_tick
-        offset = request.num_computed_tokens - joined_tick
+        joined_tick, num_computed_tokens = request.joined_tick, request.num_computed_tokens
+        offset = num_computed_tokens - joined_tick
         if offset == self._max_offset:
             self._max_offset = None
         self._offset_sum -= offset
@@ -132,7 +134,7 @@ class RunningBatch:
         if request.due_tick in self.due:
             self.due.discard(request.due_tick, request)
         num_ticks = self.tick - joined_tick
-        request.num_computed_tokens += num_ticks
+        request.num_computed_tokens = num_computed_tokens + num_ticks
         request.num_output_tokens += num_ticks
         request.joined_tick = request.due_tick = NEVER
 
@@ -168,6 +170,12 @@ class RunningBatch:
     def _longest_offset(self) -> int:
         """The largest offset of a member. Forgets entries of those who left."""
         longest, members = self._longest, self._members
+        for index in self._newest:
+            request = members.get(index)
+            if request is not None:
+                offset = request.num_computed_tokens - request.joined_tick
+                heappush(longest, (-offset << _INDEX_BITS) | index)
+        self._newest.clear()
         while True:
             entry = longest[0]
             request = members.get(entry & _INDEX_MASK)

@@ -18,6 +18,8 @@ from sim.clock import Clock, Priority
 from sim.request import NEVER, Outcome, Request, Status
 from sim.workload.base import Traffic
 
+_REJECTED = Outcome.REJECTED
+
 
 class Server(Protocol):
     """Whom clients send requests to: an `Engine`, or the `Router` of a fleet."""
@@ -83,6 +85,8 @@ class Clients:
         """Prompts of each call under way whose answer is still to come."""
         self._impatient = set(np.unique(traffic.class_index[traffic.cancel_after_ns != NEVER]).tolist())
         """Classes some of whose clients leave after a time."""
+        self._restrained = self._impatient | set(self._limits)
+        """Classes of which more is to be known at an arrival than that it happened."""
         self._reacts = traffic.has_next_turn is not None or any(p.num_clients is not None for p in traffic.pools)
         self._live: dict[int, Request] = {}
         self._arrival = clock.timer(Priority.ARRIVE)
@@ -155,15 +159,21 @@ class Clients:
         class_index = requests[0].class_index
         for request in requests:
             self._live[request.index] = request
-            if class_index in self._impatient:
+        if class_index not in self._restrained or self._connect(class_index, requests):
+            for request in requests:
+                self._engine.submit(request)
+
+    def _connect(self, class_index: int, requests: tuple[Request, ...]) -> bool:
+        """Start the patience of what arrives, and take a connection for it. False: it is held back."""
+        if class_index in self._impatient:
+            for request in requests:
                 self._limit_patience(request)
         if class_index in self._limits:
             if self._num_connected[class_index] >= self._limits[class_index]:
                 self._held_back[class_index].append(requests)
-                return
+                return False
             self._num_connected[class_index] += 1
-        for request in requests:
-            self._engine.submit(request)
+        return True
 
     def _limit_patience(self, request: Request) -> None:
         patience_ns = int(self._traffic.cancel_after_ns[request.index])
@@ -192,7 +202,7 @@ class Clients:
 
     def _on_release(self, request: Request) -> None:
         del self._live[request.index]
-        if request.outcome is Outcome.REJECTED:
+        if request.outcome is _REJECTED:
             self._disconnect(request)
 
     def _disconnect(self, request: Request) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from sim.policies.base import Policy
-from sim.request import Request, Status
+from sim.request import OVER, Request
 from sim.step import NOTHING_ENDED, Finished, Step
 
 
@@ -51,7 +51,7 @@ class EngineCore:
         One that is over already, or that its batch cannot let go of, is not among them.
         """
         policy = self.policy
-        gone = [r for r in cancels if r.status is not Status.OVER and policy.cancel(r)] if cancels else []
+        gone = [r for r in cancels if r.status is not OVER and policy.cancel(r)] if cancels else []
         for request in arrivals:
             policy.add(request)
         if gone:

@@ -40,9 +40,13 @@ class Device:
         self.pop_oldest: Callable[[], Launch] = self._launches.popleft
         """Take out the step that ended."""
 
-    def is_computing(self, now_ns: int) -> bool:
-        """Whether a launched step takes time still. Steps that have ended by `now_ns` must have been popped."""
-        return self._launches[-1][2] > now_ns if self._launches else False
+    def next_end_ns(self, now_ns: int) -> int | None:
+        """When the oldest launched step ends; None if no launched step takes time still.
+
+        Steps that have ended by `now_ns` must have been popped.
+        """
+        launches = self._launches
+        return launches[0][2] if launches and launches[-1][2] > now_ns else None
 
     @property
     def oldest_end_ns(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from simpy.core import Infinity
 from simpy.events import Event
@@ -29,7 +30,8 @@ MIN_STEADY_STEPS = 3
 MAX_STEADY_STEPS = 4096
 
 
-class Foreseen(NamedTuple):
+@dataclass(slots=True)
+class Foreseen:
     """Steps that were priced together because they change nothing. They have not happened yet."""
 
     run: SteadyRun
@@ -107,10 +109,13 @@ class Engine:
         """A request reaches the engine now. What could never run is refused at once."""
         if self._foreseen is not None:
             self._cut_short(self._foreseen)
-        request.queued_ns = self._clock.now_ns
-        reason: int | None = NEVER_FITS
-        if self._core.policy.never_fits(request) is None:
-            reason = self._reception.reason_to_refuse(request, self._clock.now_ns)
+        request.queued_ns = now_ns = self._clock.now_ns
+        reception = self._reception
+        reason: int | None = None
+        if self._core.policy.never_fits(request) is not None:
+            reason = NEVER_FITS
+        elif not reception.is_open:
+            reason = reception.reason_to_refuse(request, now_ns)
         if reason is not None:
             request.status = Status.OVER
             request.outcome = Outcome.REJECTED
@@ -120,8 +125,8 @@ class Engine:
         self._arrivals.append(request)
         if self._wakeup is not None:
             self._wake()
-        if self._deadlines is not None or self._reception.timeout_ns is not None:
-            due_ns = self._reception.wait_ends_ns(request, self._clock.now_ns, self._deadlines)
+        if self._deadlines is not None or reception.timeout_ns is not None:
+            due_ns = reception.wait_ends_ns(request, now_ns, self._deadlines)
             self._clock.call_at(due_ns, Priority.CANCEL, lambda: self._expire(request))
 
     def cancel(self, request: Request, outcome: Outcome) -> None:
@@ -192,42 +197,44 @@ class Engine:
     def _run(self) -> Generator[Event, None, None]:
         clock, core, device = self._clock, self._core, self._device
         step_end, next_plan = clock.timer(Priority.COMPLETE), clock.timer(Priority.PLAN)
+        now_ns = clock.now_ns
         while True:
             if self._arrivals or self._cancels:
                 self._admit()
-            wakeup = self._foresee() if self._macro_steps else None
+            num_to_plan = core.num_to_plan()
+            wakeup = self._foresee(now_ns) if num_to_plan == 1 and self._macro_steps else None
             if wakeup is not None:  # 1. decide many steps at once where nothing can change
                 yield wakeup
-                has_ended = self._settle_to_wakeup()
+                now_ns, has_ended = clock.now_ns, self._settle_to_wakeup()
             else:
-                now_ns = clock.now_ns
-                for _ in range(core.num_to_plan()):  # ... or decide one; with depth > 1, ahead of the results
+                for _ in range(num_to_plan):  # ... or decide one; with depth > 1, ahead of the results
                     device.launch(core.plan(now_ns), now_ns)
-                if not device.is_computing(now_ns):  # 2. nothing to compute: wait for work
+                end_ns = device.next_end_ns(now_ns)
+                if end_ns is None:  # 2. nothing to compute: wait for work
                     yield from self._rest()
+                    now_ns = clock.now_ns
                     continue
-                yield step_end.set(device.oldest_end_ns)  # 3. the device works; the world queues up
-                has_ended = False
+                if not clock.advance_to(end_ns):
+                    yield step_end.set(end_ns)  # 3. the device works; the world queues up
+                now_ns, has_ended = end_ns, False
             if self._cancels:
                 self._admit_cancels()
             if not has_ended:
                 self._complete_oldest()  # 4. tokens exist: stream, finish, free KV; 5. one row per step
             if clock.is_anybody_due():  # somebody else is due at this very nanosecond
-                yield next_plan.set(clock.now_ns)
+                yield next_plan.set(now_ns)
 
-    def _foresee(self) -> Event | None:
+    def _foresee(self, now_ns: int) -> Event | None:
         """Price the steps that are certain to change nothing; an event at the end of the last one, or None."""
         core, clock, device = self._core, self._clock, self._device
-        if core.num_in_flight != core.depth - 1:
-            return None
         if device.last_shape.prefills:
             return None  # whoever completes its prefill decodes from the next step on
-        max_steps = self._max_steps_undisturbed()
+        max_steps = self._max_steps_undisturbed(now_ns)
         run = core.policy.steady_run(MIN_STEADY_STEPS, max_steps) if max_steps >= MIN_STEADY_STEPS else None
-        times = None if run is None else device.foresee(run, clock.now_ns)
+        times = None if run is None else device.foresee(run, now_ns)
         if run is None or times is None:
             return None
-        planned_ns = [clock.now_ns]
+        planned_ns = [now_ns]
         if core.num_in_flight:
             planned_ns.append(device.oldest_end_ns)
         num_steps = len(run.num_new_blocks)
@@ -235,14 +242,14 @@ class Engine:
         self._foreseen = Foreseen(run, times, num_steps, planned_ns, wakeup)
         return wakeup
 
-    def _max_steps_undisturbed(self) -> int:
+    def _max_steps_undisturbed(self, now_ns: int) -> int:
         """About how many steps end before something truncates a run: the next event, or else as long as last time."""
         if self._shares_clock:
             return min(MAX_STEADY_STEPS, 2 * self._num_last_foreseen + MIN_STEADY_STEPS)
         next_ns, price_ns = self._clock.env.peek(), self._device.last_price_ns
         if not price_ns or next_ns == Infinity:
             return MAX_STEADY_STEPS
-        return min(MAX_STEADY_STEPS, int(next_ns - self._clock.now_ns) // price_ns + 2)
+        return min(MAX_STEADY_STEPS, int(next_ns - now_ns) // price_ns + 2)
 
     def _cut_short(self, foreseen: Foreseen) -> None:
         """Something came up: wake at the end of the step that runs now, and foresee no step that is planned then.
@@ -254,7 +261,7 @@ class Engine:
         if num_steps < foreseen.num_steps:
             earlier = self._clock.at(foreseen.planned_at_ns(num_steps), Priority.COMPLETE)
             earlier.callbacks, foreseen.wakeup.callbacks = foreseen.wakeup.callbacks, []
-            self._foreseen = foreseen._replace(num_steps=num_steps, wakeup=earlier)
+            self._foreseen = replace(foreseen, num_steps=num_steps, wakeup=earlier)
 
     def _settle_to_wakeup(self) -> bool:
         """Let foreseen steps happen up to now, the time of their wakeup. Returns whether the one that ends now has.
@@ -318,11 +325,13 @@ class Engine:
     def _tell_clients(self, finished: Finished) -> None:
         for request in finished.departed:
             self.on_depart(request)
-        for request in finished.finished if self._core.policy.streams_answers else finished.released:
-            if request.cancelled_ns == NEVER:
-                self.on_answer(request)
-        for request in finished.released:
-            self.on_release(request)
+        released, on_answer, on_release = finished.released, self.on_answer, self.on_release
+        if on_answer is not _ignore:
+            for request in finished.finished if self._core.policy.streams_answers else released:
+                if request.cancelled_ns == NEVER:
+                    on_answer(request)
+        for request in released:
+            on_release(request)
 
     def _rest(self) -> Generator[Event, None, None]:
         """Only empty steps are in flight. Plan again if one of them preempted, else sleep until something happens."""

@@ -19,7 +19,7 @@ class PassRecorder(Recorder):
         """As without passes, and the passes of a step that says them."""
         if isinstance(step.shape, PassesShape):
             for one in step.shape.passes:
-                self._passes.extend(self._passes.pack(len(self.iterations), *one))
+                self._passes.rows += self._passes.pack(len(self.iterations), *one)
         super().record(step, start_ns, end_ns, host_ns, finished)
 
     def _take_tables(self) -> Tables:

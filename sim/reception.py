@@ -33,17 +33,14 @@ class Reception:
         """`timeout_ns`: how long a request may wait for its first admission; None: for ever."""
         self._doors = tuple(doors)
         self.timeout_ns = timeout_ns
+        self.is_open = not self._doors and timeout_ns is None
+        """Whether nobody is ever turned away here and nothing needs to be observed."""
         self._waiting: dict[Request, None] = {}
         self._waiting_prompt_tokens = 0
         self._busy_ns = 0
         self._last_end_ns = 0
         self._observed: deque[tuple[int, int, int]] = deque(maxlen=NUM_OBSERVED)
         """Of steps with prompts: the busy time when they started and ended, and their prompt tokens."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody is ever turned away here and nothing needs to be observed."""
-        return not self._doors and self.timeout_ns is None
 
     @property
     def timeout_reason(self) -> int:

@@ -67,7 +67,13 @@ REQUEST_COLUMNS = (
     "outcome",
     "turned_away_by",
 )
+_EVENTS = {"admitted_ns": "start_ns", "first_token_ns": "end_ns", "finished_ns": "end_ns"}
+"""Times that follow from the iteration in which it happened, and its edge."""
 SEGMENT_COLUMNS = ("request", "iteration", "lane", "first_tick", "num_ticks")
+
+
+_ROWS_IN_CACHE = 4096
+"""So many rows are turned into columns at a time: each row is read from memory once, not once a column."""
 
 
 class Table:
@@ -75,28 +81,34 @@ class Table:
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self._rows = bytearray()
+        self.rows = bytearray()
+        """To be added to, `rows += pack(...)`: a method that does it would cost more than the row."""
         self.pack = Struct(f"{len(self.columns)}q").pack
-        """One row (its values in column order) as bytes for `extend`."""
-        self.extend = self._rows.extend
-        """Append packed rows. Bound once, like `pack`, because both are called in every iteration."""
+        """One row (its values in column order) as bytes."""
 
     def append_columns(self, columns: Mapping[str, NDArray[np.int64] | int], num_rows: int) -> None:
         """Append many rows given by column; a column that is not named is 0."""
         rows = np.zeros((num_rows, len(self.columns)), dtype=np.int64)
         for name, values in columns.items():
             rows[:, self.columns.index(name)] = values
-        self.extend(rows.tobytes())
+        self.rows += rows.tobytes()
 
     def __len__(self) -> int:
-        return len(self._rows) // (8 * len(self.columns))
+        return len(self.rows) // (8 * len(self.columns))
 
     def take_columns(self) -> dict[str, NDArray[np.int64]]:
         """Column name -> int64 array, each the caller's own. The rows are gone afterwards, to save memory."""
-        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(self.columns))
-        columns = {name: rows[:, i].copy() for i, name in enumerate(self.columns)}
-        del rows
-        self._rows.clear()
+        columns = self._copied_columns()
+        self.rows.clear()
+        return columns
+
+    def _copied_columns(self) -> dict[str, NDArray[np.int64]]:
+        rows = np.frombuffer(self.rows, dtype=np.int64).reshape(-1, len(self.columns))
+        columns = {name: np.empty(len(rows), dtype=np.int64) for name in self.columns}
+        for start in range(0, len(rows), _ROWS_IN_CACHE):
+            block = slice(start, start + _ROWS_IN_CACHE)
+            for index, values in enumerate(columns.values()):
+                values[block] = rows[block, index]
         return columns
 
 
@@ -128,13 +140,13 @@ class Recorder:
     def __init__(self) -> None:
         self.iterations = Table(ITERATION_COLUMNS)
         self.chunks = Table(CHUNK_COLUMNS)
-        self.requests = Table(REQUEST_COLUMNS)
+        self.requests = Table([name for name in REQUEST_COLUMNS if name not in _EVENTS])
         self.segments = Table(SEGMENT_COLUMNS)
         self._num_iterations = 0
-        self._pack_iteration, self._extend_iterations = self.iterations.pack, self.iterations.extend
-        self._pack_chunk, self._extend_chunks = self.chunks.pack, self.chunks.extend
-        self._pack_segment, self._extend_segments = self.segments.pack, self.segments.extend
-        self._pack_request, self._extend_requests = self.requests.pack, self.requests.extend
+        self._pack_iteration, self._iteration_rows = self.iterations.pack, self.iterations.rows
+        self._pack_chunk, self._chunk_rows = self.chunks.pack, self.chunks.rows
+        self._pack_segment, self._segment_rows = self.segments.pack, self.segments.rows
+        self._pack_request, self._request_rows = self.requests.pack, self.requests.rows
         self._lane_ticks: dict[int, int] = defaultdict(int)
         self._tables: Tables | None = None
         self._num_preempted = 0
@@ -153,30 +165,29 @@ class Recorder:
                 prefill_tokens += num_tokens
         if num_decode:
             self._lane_ticks[lane] += 1
-        self._extend_iterations(
-            self._pack_iteration(
-                lane,
-                start_ns,
-                end_ns,
-                host_ns,
-                num_decode,
-                context_sum,
-                context_sum_sq,
-                context_max,
-                len(chunks),
-                prefill_tokens,
-                sampled,
-                padding,
-                swapped,
-                new,
-                step.num_running,
-                step.num_waiting,
-                step.used_blocks,
-                step.num_new_blocks,
-                step.live_tokens,
-                self._num_preempted,
-                step.blocked_by,
-            )
+        rows, pack = self._iteration_rows, self._pack_iteration
+        rows += pack(
+            lane,
+            start_ns,
+            end_ns,
+            host_ns,
+            num_decode,
+            context_sum,
+            context_sum_sq,
+            context_max,
+            len(chunks),
+            prefill_tokens,
+            sampled,
+            padding,
+            swapped,
+            new,
+            step.num_running,
+            step.num_waiting,
+            step.used_blocks,
+            step.num_new_blocks,
+            step.live_tokens,
+            self._num_preempted,
+            step.blocked_by,
         )
         self._num_preempted = 0
         if finished is NOTHING_ENDED:
@@ -219,35 +230,34 @@ class Recorder:
     def _record_few(self, run: SteadyRun, times: SteadyTimes, num_steps: int) -> None:
         num_decode, context_sum, context_sum_sq, context_max, _, num_sampled, _, _, _ = run.shape
         used_blocks, live_tokens = run.used_blocks, run.live_tokens
+        rows, pack = self._iteration_rows, self._pack_iteration
         for start_ns, end_ns, num_new_blocks in zip(
             times.start_ns[:num_steps], times.end_ns, run.num_new_blocks, strict=False
         ):
             used_blocks += num_new_blocks
             live_tokens += num_decode
-            self._extend_iterations(
-                self._pack_iteration(
-                    0,
-                    start_ns,
-                    end_ns,
-                    times.host_ns,
-                    num_decode,
-                    context_sum,
-                    context_sum_sq,
-                    context_max,
-                    0,
-                    0,
-                    num_sampled,
-                    0,
-                    0,
-                    0,
-                    run.num_running,
-                    run.num_waiting,
-                    used_blocks,
-                    num_new_blocks,
-                    live_tokens,
-                    0,
-                    run.blocked_by,
-                )
+            rows += pack(
+                0,
+                start_ns,
+                end_ns,
+                times.host_ns,
+                num_decode,
+                context_sum,
+                context_sum_sq,
+                context_max,
+                0,
+                0,
+                num_sampled,
+                0,
+                0,
+                0,
+                run.num_running,
+                run.num_waiting,
+                used_blocks,
+                num_new_blocks,
+                live_tokens,
+                0,
+                run.blocked_by,
             )
             context_sum_sq += 2 * context_sum + num_decode
             context_sum += num_decode
@@ -261,28 +271,24 @@ class Recorder:
         if request.segment_lane != NEVER:
             self._close_segment(request)
         request.is_recorded = True
-        self._extend_requests(
-            self._pack_request(
-                request.index,
-                request.class_index,
-                request.arrival_ns,
-                request.prompt_tokens,
-                request.num_delivered_tokens,
-                request.queued_ns,
-                request.admitted_iteration,
-                NEVER,  # admitted_ns
-                request.first_token_iteration,
-                NEVER,  # first_token_ns
-                request.finished_iteration,
-                NEVER,  # finished_ns
-                released_ns,
-                request.cancelled_ns,
-                request.num_preemptions,
-                request.recomputed_tokens,
-                request.cached_prompt_tokens,
-                request.outcome,
-                request.turned_away_by,
-            )
+        rows, pack = self._request_rows, self._pack_request
+        rows += pack(
+            request.index,
+            request.class_index,
+            request.arrival_ns,
+            request.prompt_tokens,
+            request.num_delivered_tokens,
+            request.queued_ns,
+            request.admitted_iteration,
+            request.first_token_iteration,
+            request.finished_iteration,
+            released_ns,
+            request.cancelled_ns,
+            request.num_preemptions,
+            request.recomputed_tokens,
+            request.cached_prompt_tokens,
+            request.outcome,
+            request.turned_away_by,
         )
 
     def tables(self) -> Tables:
@@ -297,14 +303,15 @@ class Recorder:
         for name, values in requests.items():
             requests[name] = values[order]
         iterations = self.iterations.take_columns()
-        for event, edge in (("admitted", "start_ns"), ("first_token", "end_ns"), ("finished", "end_ns")):
-            iteration = requests[f"{event}_iteration"]
+        for event_ns, edge_ns in _EVENTS.items():
+            iteration = requests[f"{event_ns.removesuffix('_ns')}_iteration"]
+            requests[event_ns] = np.full(len(order), NEVER, dtype=np.int64)
             happened = iteration != NEVER
-            requests[f"{event}_ns"][happened] = iterations[edge][iteration[happened]]
+            requests[event_ns][happened] = iterations[edge_ns][iteration[happened]]
         return Tables(
             iterations=iterations,
             chunks=self.chunks.take_columns(),
-            requests=requests,
+            requests={name: requests[name] for name in REQUEST_COLUMNS},
             segments=self.segments.take_columns(),
         )
 
@@ -335,9 +342,10 @@ class Recorder:
                     self._close_segment(request)
                 request.segment_lane = lane
                 request.segment_first_tick = self._lane_ticks[lane]
+        rows, pack = self._chunk_rows, self._pack_chunk
         for chunk in step.chunks:
             request = chunk.request
-            self._extend_chunks(self._pack_chunk(iteration, request.index, chunk.num_tokens, chunk.context))
+            rows += pack(iteration, request.index, chunk.num_tokens, chunk.context)
             if chunk.is_last and not request.is_recorded:
                 # The prefill is complete: its last chunk yields a token and opens a segment.
                 if request.first_token_iteration == NEVER:
@@ -358,9 +366,8 @@ class Recorder:
         iteration, num_ticks = request.segment_iteration, self._num_ticks_of_open_segment(request)
         if num_ticks < 0:
             raise InvariantError(f"{request} has a segment of {num_ticks} ticks")
-        self._extend_segments(
-            self._pack_segment(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
-        )
+        rows, pack = self._segment_rows, self._pack_segment
+        rows += pack(request.index, iteration, request.segment_lane, request.segment_first_tick, num_ticks)
         if request.cancelled_ns == NEVER:
             request.num_delivered_tokens += num_ticks + (iteration != NEVER)
         request.segment_iteration = request.segment_lane = request.segment_first_tick = NEVER

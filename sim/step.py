@@ -6,9 +6,10 @@ that decodes; a step names only who joined them, who left, and who prefills.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ class BlockedBy(IntEnum):
     """The step's token budget is spent."""
     ADMISSION = 4
     """A pacing rule or a batching window holds it back, or the batch in progress admits nobody."""
+
+
+NOT_BLOCKED, BLOCKED_BY_SLOTS, BLOCKED_BY_KV, *_ = BlockedBy
+"""The usual ones by themselves, for what is done in every step (see `sim.request.RUNNING`)."""
 
 
 class StepShape(NamedTuple):
@@ -169,6 +174,12 @@ class Step:
         return self.shape.num_decode == 0 and not self.chunks
 
 
+make_shape: Callable[[tuple[int, int, int, int, tuple[tuple[int, int], ...], int, int, int, int]], StepShape]
+make_shape = partial(tuple.__new__, StepShape)
+"""The shape with these fields, all of them: a third of the price of a call of the class, for there is one a step."""
+make_admission: Callable[[tuple[Request, int, bool]], Admission] = partial(tuple.__new__, Admission)
+
+
 class Finished(NamedTuple):
     """What the results of one step ended.
 
@@ -184,6 +195,9 @@ class Finished(NamedTuple):
     departed: list[Request]
 
 
+make_finished: Callable[[tuple[list[Request], list[Request], list[Request]]], Finished] = partial(
+    tuple.__new__, Finished
+)
 NOTHING_ENDED = Finished([], [], [])
 """What most steps end. Shared: nobody adds to a `Finished`."""
 
@@ -192,7 +206,8 @@ FEW_STEPS = 48
 """Up to so many steps of a run are cheaper handled one by one than as arrays."""
 
 
-class SteadyRun(NamedTuple):
+@dataclass(slots=True)
+class SteadyRun:
     """Steps in a row in which the same requests decode and nothing else happens to anybody."""
 
     shape: StepShape
@@ -208,7 +223,8 @@ class SteadyRun(NamedTuple):
     """Before the first step."""
 
 
-class SteadyTimes(NamedTuple):
+@dataclass(slots=True)
+class SteadyTimes:
     """When the steps of a steady run start and end, one entry per step: lists for a few, arrays for many."""
 
     start_ns: list[int] | NDArray[np.int64]

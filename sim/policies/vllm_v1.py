@@ -25,8 +25,19 @@ from sim.policies.vllm_v1_axes import VllmV1Axes, is_moved
 from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
-from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, BlockedBy, Finished, SteadyRun, Step, StepShape
+from sim.request import NEVER, RUNNING, Request
+from sim.step import (
+    BLOCKED_BY_KV,
+    BLOCKED_BY_SLOTS,
+    NOT_BLOCKED,
+    NOTHING_ENDED,
+    BlockedBy,
+    Finished,
+    SteadyRun,
+    Step,
+    StepShape,
+    make_shape,
+)
 
 Chunks = Sequence[tuple[Request, int]]
 """Running requests in prefill, in running order, and the tokens that each gets in a step."""
@@ -67,6 +78,8 @@ class VllmV1(VllmV1Reference):
         self._batch = RunningBatch(config.block_size)
         self._others: dict[Request, None] = {}
         """Who runs but is not in the batch of steady decodes."""
+        self._newcomers: list[Request] = []
+        """Members that have not decoded yet."""
         self._num_updated_ticks = 0
         self._planned_ahead_tick = NEVER
         """Async: a tick after which the next step was planned before its results were taken in, although by now they
@@ -94,17 +107,31 @@ class VllmV1(VllmV1Reference):
     def _is_anything_decoding(self) -> bool:
         return self._batch.num_decode > 0 or not all(r.policy_state.is_mid_prefill for r in self._others)
 
-    def _join_batch(self, request: Request, plan: Plan) -> None:
-        """From now on the request decodes in every tick until it ends, is preempted or starves."""
-        state: V1State = request.policy_state
-        num_outputs, num_target_tokens = request.num_output_tokens + state.num_placeholders, request.num_target_tokens
+    def _join_batch(self, request: Request, num_outputs: int) -> bool:
+        """From the next tick on the request decodes in each until it ends, is preempted or starves.
+
+        `num_outputs` counts those in flight. False, and nothing happens, if lengths allow no more.
+        """
+        if num_outputs >= request.max_tokens and self.rules.foresees_length_end:
+            return False
+        if request.prompt_tokens + num_outputs >= self._max_model_len:
+            return False
+        num_target_tokens = request.num_target_tokens
         # A stop token in flight is not foreseen: such a request decodes once more, for nothing.
         self._batch.join(request, num_target_tokens - num_outputs if num_target_tokens > num_outputs else 1)
-        if state.decoding_lane == NEVER:
-            state.decoding_lane = 0
-            plan.joined.append(request)
+        if request.policy_state.decoding_lane == NEVER:
+            self._newcomers.append(request)
         if num_outputs < request.cancel_after_tokens < num_target_tokens:
             self._departures.add(self._batch.tick + request.cancel_after_tokens - num_outputs, request)
+        return True
+
+    def _greet_newcomers(self) -> list[Request]:
+        """Those who decode in the step in the making and did not in the last one."""
+        joined = [r for r in self._newcomers if r.status is RUNNING]
+        self._newcomers = []
+        for request in joined:
+            request.policy_state.decoding_lane = 0
+        return joined
 
     def _leave_batch(self, request: Request) -> None:
         """Make a member's counters real again. A token of its that is in flight becomes a row of its own."""
@@ -136,16 +163,14 @@ class VllmV1(VllmV1Reference):
         num_decode = batch.num_decode
         context_sum, context_sum_sq, context_max = batch.context_sums()
         num_new_blocks = self._advance_members()
-        self._last_step = step = V1Step(
-            StepShape(num_decode, context_sum, context_sum_sq, context_max, (), num_decode),
-            len(self._running),
-            len(self._waiting),
-            kv.usable_blocks - kv.free_blocks,
-            num_new_blocks,
-            context_sum + num_decode,
-            blocked_by,
-            batch.tick,
-        )
+        # Of the class of all other steps: where objects of two classes alternate, attributes are found by name.
+        self._last_step = step = Plan(0, 0)
+        step.shape = make_shape((num_decode, context_sum, context_sum_sq, context_max, (), num_decode, 0, 0, 0))
+        step.num_running, step.num_waiting, step.blocked_by = len(self._running), len(self._waiting), blocked_by
+        step.used_blocks, step.num_new_blocks = kv.usable_blocks - kv.free_blocks, num_new_blocks
+        step.live_tokens, step.lane, step.tick = context_sum + num_decode, 0, batch.tick
+        if self._newcomers:
+            step.joined = self._greet_newcomers()
         return step
 
     def update(self, step: Step) -> Finished:
@@ -159,7 +184,7 @@ class VllmV1(VllmV1Reference):
 
     def steady_run(self, min_steps: int, max_steps: int) -> SteadyRun | None:
         batch = self._batch
-        if self._others:
+        if self._others or self._newcomers:
             return None
         for calendar in (batch.due, self._departures):
             next_tick = calendar.next_tick() if calendar else None
@@ -197,24 +222,33 @@ class VllmV1(VllmV1Reference):
 
     def _unchanged_but_for(self) -> BlockedBy | None:
         """Why the head of the queue waits, if a plan can do nothing but give each decode its token; else None."""
-        if self._others:
+        if self._others or self._gate is not None:
+            return None
+        if not self._waiting:
+            blocked_by = NOT_BLOCKED
+        elif len(self._running) >= self._max_running:
+            blocked_by = BLOCKED_BY_SLOTS
+        elif self._is_stuck_for_blocks(self._waiting[0]):
+            blocked_by = BLOCKED_BY_KV
+        else:
             return None
         batch = self._batch
         num_decode, tick = batch.num_decode, batch.tick
-        budget = self._token_budget - num_decode
-        if not num_decode or budget < 0 or self._paces_prefill or (self._is_async and tick in batch.due):
+        if not num_decode or num_decode > self._token_budget or (self._is_async and tick in batch.due):
             return None
         if len(batch.at_residue[tick % self._block_size]) > self.kv.free_blocks:
             return None
-        if not self._waiting:
-            return BlockedBy.NOTHING
-        if len(self._running) >= self._max_running:
-            return BlockedBy.SLOTS
-        return BlockedBy.KV if budget > 0 and self._is_stuck_for_blocks(self._waiting[0]) else None
+        return blocked_by
 
     def _is_stuck_for_blocks(self, head: Request) -> bool:
-        """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends."""
-        if self._is_caching or head.policy_state.num_stale_tokens:
+        """Whether the whole prompt of the head would not fit now: then not later either, while nobody ends.
+
+        Found out only where the last step met this obstacle. Usually the head fits, as the plan will see for itself.
+        """
+        last_step = self._last_step
+        if last_step is None or last_step.blocked_by is not BLOCKED_BY_KV:
+            return False
+        if self._is_caching or head.policy_state.num_stale_tokens or self._batch.num_decode >= self._token_budget:
             return False
         certain = self.config.scheduler_reserve_full_isl and self.config.enable_chunked_prefill
         return certain and not self._fits(head.num_tokens, NO_HIT, 0)
@@ -237,13 +271,15 @@ class VllmV1(VllmV1Reference):
         if self._is_async and batch.tick != self._num_updated_ticks:
             self._retire_foreseen_ends(plan)
         chunking = self._join_ready(plan) if self._others else ()
+        if self._newcomers:
+            plan.joined = self._greet_newcomers()
         chunks = self._share_budget(chunking, plan)
         if chunks is None:
             self._unfold()
             super()._plan_running(plan)
             return
         completing = self._completing() if self._is_caching else ()
-        growing = batch.at_context(0)
+        growing = batch.at_residue[batch.tick % self._block_size]
         num_new_blocks = len(growing)
         for request, num_tokens in chunks:
             num_new_blocks += self._new_blocks(request, num_tokens)
@@ -285,18 +321,12 @@ class VllmV1(VllmV1Reference):
         for request in self._others:
             if request.policy_state.is_mid_prefill:
                 chunking.append(request)
-            elif self._is_async and not self._tokens_left(request, plan):
+            elif not self._join_batch(request, request.num_output_tokens + request.policy_state.num_placeholders):
                 spent.append(request)
-            else:
-                self._join_batch(request, plan)
         self._others = dict.fromkeys(chunking + spent)
         if not plan.gate_is_open:
             return []
         return sorted(chunking, key=_seat) if len(chunking) > 1 else chunking
-
-    def _tokens_left(self, request: Request, plan: Plan) -> bool:
-        """Async: whether a request past its prefill may still get a token that is not yet in flight."""
-        return not self._has_last_token_in_flight(request) and self._tokens_wanted(request, plan) > 0
 
     def _share_budget(self, chunking: Sequence[Request], plan: Plan) -> Chunks | None:
         """Tokens for each prefill when every decode gets its own; None when somebody would starve.
@@ -321,11 +351,11 @@ class VllmV1(VllmV1Reference):
         """
         wanted = dict(chunks)
         for request in sorted([*self._batch.at_context(0), *wanted], key=_seat):
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 continue
             num_tokens = wanted.get(request, 0)
             self._make_room(request, self._new_blocks(request, num_tokens) if num_tokens else 1, plan)
-            if request.status is not Status.RUNNING:
+            if request.status is not RUNNING:
                 return
             if num_tokens:
                 self._publish_completed(completing, before=request)
@@ -368,32 +398,38 @@ class VllmV1(VllmV1Reference):
     # ------------------------------------------------------------------ the step
 
     def _finish_plan(self, plan: Plan) -> None:
-        batch, others, rows = self._batch, self._others, plan.rows
-        for request, _, _ in plan.admitted:
-            others[request] = None
+        batch, others = self._batch, self._others
         if plan.preempted:
-            plan.joined = [r for r in plan.joined if r.status is Status.RUNNING]
+            plan.joined = [r for r in plan.joined if r.status is RUNNING]
         num_sampled = num_decode = batch.num_decode
         if not num_decode:
+            for request, _, _ in plan.admitted:
+                others[request] = None
             super()._finish_plan(plan)
             return
+        # The step is priced by those who decode in it; whoever completes its prefill in it is one of them afterwards.
+        context_sum, context_sum_sq, context_max = batch.context_sums()
+        batch.tick = plan.tick = batch.tick + 1
+        live_tokens = context_sum + num_decode
         prefills: list[tuple[int, int]] = []
-        if rows:
-            plan.chunks = chunks = list(rows.values())
+        if plan.rows:
+            plan.chunks = chunks = list(plan.rows.values())
             for row in chunks:
                 self._advance(row)
+                request, is_last = row.request, row.is_last
+                num_sampled += is_last
                 prefills.append((row.num_tokens, row.context))
-                num_sampled += row.is_last
-        self._count_executed(plan)
-        context_sum, context_sum_sq, context_max = batch.context_sums()
-        plan.shape = StepShape(
-            num_decode, context_sum, context_sum_sq, context_max, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)
-        )
-        live_tokens = context_sum + num_decode
+                if is_last and self._join_batch(request, request.num_output_tokens + 1):
+                    others.pop(request, None)
+                    live_tokens += request.num_computed_tokens
+                else:
+                    others[request] = None
         for request in others:
             live_tokens += request.num_computed_tokens
+        self._count_executed(plan)
+        sums = num_decode, context_sum, context_sum_sq, context_max
+        plan.shape = make_shape((*sums, tuple(prefills), num_sampled, 0, 0, len(plan.admitted)))
         plan.live_tokens, plan.lane = live_tokens, 0
-        batch.tick = plan.tick = batch.tick + 1
         self._last_step = plan
 
     def _decoders(self, lane: int) -> Iterable[Request]:
@@ -407,7 +443,7 @@ class VllmV1(VllmV1Reference):
             return
         self._num_updated_ticks = tick
         if tick in self._batch.due:
-            finished += [r for r in self._batch.due.pop_tick(tick) if r.due_tick == tick]
+            finished += self._batch.due.pop_tick(tick)
         if tick in self._ending:
             finished += [r for r in self._ending.pop(tick) if r.due_tick == tick]
         if len(finished) > 1:

@@ -93,8 +93,6 @@ class VllmV1Axes(VllmV1Reference):
         self._pressure = options.preemption
         self._victim = options.victim
         self._victim_goes_to = options.victim_goes_to
-        self._walks_on |= options.victim != "own"
-        self._unplans_victims |= options.victim != "own"
         self._skips = options.head_of_line == "skip"
         self.follows_arrival_order = order.is_arrival_order and not self._skips
         self.deadlines = order if order.drops_late else None
@@ -141,6 +139,12 @@ class VllmV1Axes(VllmV1Reference):
         return is_short
 
     # ------------------------------------------------------------------ memory pressure
+
+    def _walks_on(self) -> bool:
+        return self._victim != "own" or super()._walks_on()
+
+    def _unplans_victims(self) -> bool:
+        return self._victim != "own" or super()._unplans_victims()
 
     def _choose_victim(self, requester: Request) -> Request:
         if self._victim == "own":

@@ -17,9 +17,9 @@ from sim.kv.counted import NO_HIT, CountedCache, Hit
 from sim.kv.prefix import PrefixCache
 from sim.policies.base import EngineLimits, EngineOptions, Policy
 from sim.policies.vllm_v1_config import V1Config, VllmV1Options
-from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
-from sim.request import NEVER, Request, Status
-from sim.step import Admission, BlockedBy, Preemption
+from sim.policies.vllm_v1_state import Plan, PrefillGate, Row, SpeculativeState, V1State, V1Step
+from sim.request import NEVER, OVER, PREEMPTED, RUNNING, WAITING, Request
+from sim.step import BLOCKED_BY_SLOTS, NOT_BLOCKED, BlockedBy, Preemption, make_admission
 
 
 class VllmV1Base(Policy):
@@ -39,11 +39,8 @@ class VllmV1Base(Policy):
         self._reserves_prompt = config.scheduler_reserve_full_isl
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
-        self._is_priority = config.policy == "priority"
-        self._unplans_victims = config.rules.unplans_victims
         self._is_speculative = config.num_speculative_tokens > 0
-        self._has_threshold = config.long_prefill_token_threshold > 0
-        self._paces_prefill = config.prefill_schedule_interval > 1
+        self._gate = PrefillGate(config.prefill_schedule_interval) if config.prefill_schedule_interval > 1 else None
         self._block_size = config.block_size
         self._max_model_len = config.max_model_len
         self._waiting: deque[Request] = deque()
@@ -52,8 +49,6 @@ class VllmV1Base(Policy):
         self._num_admissions = 0
         self._num_calls = 0
         self._num_executed = 0
-        self._last_prefill_executed = -config.prefill_schedule_interval
-        self._has_backlog = False
 
     @classmethod
     def build(cls, options: EngineOptions, limits: EngineLimits) -> Self:
@@ -96,11 +91,9 @@ class VllmV1Base(Policy):
         return f"it may need {num_blocks} KV blocks and the pool has {self.kv.usable_blocks}"
 
     def add(self, request: Request) -> None:
-        request.status = Status.WAITING
-        num_target_tokens = min(request.output_tokens, request.max_tokens)
-        if request.prompt_tokens + num_target_tokens > self._max_model_len:
-            num_target_tokens = self._max_model_len - request.prompt_tokens
-        request.num_target_tokens = num_target_tokens
+        request.status = WAITING
+        if request.prompt_tokens + request.num_target_tokens > self._max_model_len:
+            request.num_target_tokens = self._max_model_len - request.prompt_tokens
         request.policy_state = SpeculativeState() if self._is_speculative else V1State()
         self._enqueue(request)
 
@@ -109,25 +102,25 @@ class VllmV1Base(Policy):
         return True
 
     def _enqueue(self, request: Request) -> None:
-        if self._is_priority:
+        if self.config.policy == "priority":
             insort(self._waiting, request, key=_priority_key)
         else:
             self._waiting.append(request)
 
     def _requeue(self, victim: Request) -> None:
-        if self._is_priority:
+        if self.config.policy == "priority":
             self._enqueue(victim)
         else:
             self._waiting.appendleft(victim)
 
     def _leave(self, request: Request) -> None:
         """It is over, wherever it was."""
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self._before_unseating(request)
             del self._running[request]
         else:
             self._waiting.remove(request)
-        request.status = Status.OVER
+        request.status = OVER
         self.kv.free(request)
 
     def _unseat(self, request: Request) -> None:
@@ -147,15 +140,17 @@ class VllmV1Base(Policy):
     def _plan_step(self) -> V1Step:
         """One step by all rules."""
         self._num_calls += 1
-        threshold = self._threshold() if self._has_threshold else 0
-        plan = Plan(self._token_budget, threshold, gate_is_open=not self._paces_prefill or self._gate_is_open())
+        threshold = self._threshold() if self.config.long_prefill_token_threshold else 0
+        plan = Plan(self._token_budget, threshold)
+        gate = self._gate
+        if gate is not None:
+            plan.gate_is_open = gate.is_due() or not self._is_anything_decoding()
         self._plan_running(plan)
-        plan.num_running_rows = len(plan.rows)
         waiting = self._waiting
         if waiting and not plan.preempted:
             self._admit_waiting(plan)
-        if self._paces_prefill:
-            self._update_backlog(plan)
+        if gate is not None:
+            gate.planned(plan, waiting)
         if waiting:
             plan.blocked_by = self._blocked_by(plan)
         self._finish_plan(plan)
@@ -174,23 +169,12 @@ class VllmV1Base(Policy):
             threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 
-    def _gate_is_open(self) -> bool:
-        """Whether prefill may be planned under `prefill_schedule_interval`; a backlog opens the gate."""
-        interval = self.config.prefill_schedule_interval
-        if self._has_backlog or self._num_executed + 1 - self._last_prefill_executed >= interval:
-            return True
-        return not self._is_anything_decoding()
-
-    def _update_backlog(self, plan: Plan) -> None:
-        if plan.gate_is_open and not plan.preempted:
-            self._has_backlog = any(not r.policy_state.is_passed_over for r in self._waiting)
-
     # ---- preemption
 
     def _make_room(self, request: Request, num_blocks: int, plan: Plan) -> list[Request]:
         """Preempt until the request can have its blocks or is a victim itself. Returns the victims."""
         victims: list[Request] = []
-        while num_blocks > self.kv.free_blocks and request.status is Status.RUNNING:
+        while num_blocks > self.kv.free_blocks and request.status is RUNNING:
             victim = self._choose_victim(request)
             self._unplan(victim, plan)
             self._unseat(victim)
@@ -198,14 +182,18 @@ class VllmV1Base(Policy):
             victims.append(victim)
         return victims
 
+    def _unplans_victims(self) -> bool:
+        """Whether a victim that is in the step already is taken out of it again."""
+        return self.config.rules.unplans_victims
+
     def _choose_victim(self, requester: Request) -> Request:
         """Who of those who run makes room for one of them. Pure."""
-        if self._is_priority:
+        if self.config.policy == "priority":
             return max(self._running, key=lambda r: (r.priority, r.arrival_ns))
         return next(reversed(self._running))
 
     def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self._unplans_victims and victim in plan.rows:
+        if self._unplans_victims() and victim in plan.rows:
             plan.budget += plan.rows.pop(victim).num_tokens
             plan.num_new_blocks -= victim.num_blocks + (-victim.num_computed_tokens // self._block_size)
 
@@ -214,7 +202,7 @@ class VllmV1Base(Policy):
         state: V1State = victim.policy_state
         plan.preempted.append(Preemption(victim, beneficiary, victim.num_computed_tokens))
         self.kv.free(victim)
-        victim.status = Status.PREEMPTED
+        victim.status = PREEMPTED
         victim.num_computed_tokens = 0
         state.num_placeholders = 0
         if self._is_speculative:
@@ -231,13 +219,14 @@ class VllmV1Base(Policy):
     def _count_executed(self, plan: Plan) -> None:
         """A step that computes something: what the prefill interval counts."""
         self._num_executed += 1
-        if plan.carries_prefill:
-            self._last_prefill_executed = self._num_executed
+        if self._gate is not None:
+            self._gate.executed(plan)
 
     # ---- admission from the waiting queue
 
     def _admit_waiting(self, plan: Plan) -> None:
         waiting, running, max_running = self._waiting, self._running, self._max_running
+        may_skip_misfits = self.rules.misfit_skips and not self.config.enable_chunked_prefill
         passed_over: list[Request] = []
         while waiting and plan.budget > 0 and len(running) < max_running:
             head = waiting[0]
@@ -245,26 +234,27 @@ class VllmV1Base(Policy):
             if state.num_stale_tokens:
                 state.is_passed_over = True
                 passed_over.append(waiting.popleft())
-            elif self.rules.misfit_skips and self._is_skipped_misfit(head, plan):
+            elif may_skip_misfits and self._is_misfit(head, plan):
                 passed_over.append(waiting.popleft())
             elif not self._admit(head, plan):
                 break
         if passed_over:
             waiting.extendleft(reversed(passed_over))
 
-    def _is_skipped_misfit(self, head: Request, plan: Plan) -> bool:
-        """Older versions without chunked prefill try the next request instead of stopping."""
-        if self.config.enable_chunked_prefill:
-            return False
+    def _is_misfit(self, head: Request, plan: Plan) -> bool:
+        """Older versions without chunked prefill then try the next request instead of stopping."""
         hit = self._lookup(head)
         return self._cut(head.num_tokens - len(hit.blocks) * self.config.block_size, plan) > plan.budget
 
     def _admit(self, head: Request, plan: Plan) -> bool:
         """Try to bring the head of the queue into the batch. False, and nothing changed: admission ends."""
-        num_known = head.prompt_tokens + head.num_output_tokens
-        hit = self._lookup(head) if self._is_caching else NO_HIT
-        num_cached = len(hit.blocks) * self._block_size
-        num_missing = num_known - num_cached
+        state: V1State = head.policy_state
+        num_missing = num_known = head.prompt_tokens + head.num_output_tokens
+        hit, num_cached = NO_HIT, 0
+        if self._is_caching:
+            hit = self._lookup(head)
+            num_cached = len(hit.blocks) * self._block_size
+            num_missing -= num_cached
         if num_missing >= 2 and not plan.gate_is_open:
             plan.blocked_by = BlockedBy.ADMISSION
             return False
@@ -282,12 +272,16 @@ class VllmV1Base(Policy):
             return False
         self.kv.admit(head, hit, num_blocks)
         plan.num_new_blocks += num_blocks
-        plan.admitted.append(Admission(head, num_cached, head.status is Status.PREEMPTED))
+        plan.admitted.append(make_admission((head, num_cached, head.status is PREEMPTED)))
+        self._waiting.popleft()
+        self._running[head] = None
+        self._num_admissions = state.seat = self._num_admissions + 1
+        state.is_passed_over = False
+        head.status = RUNNING
         head.num_computed_tokens = num_cached
-        self._seat_behind(head)
         if self._is_caching:
             self._publish_planned(head, num_tokens)
-        plan.rows[head] = row = Row(head, num_tokens, head.policy_state.epoch, is_chunk=True)
+        plan.rows[head] = row = Row(head, num_tokens, state.epoch)
         if num_drafts:
             row.num_drafts, row.is_padded = num_drafts, True
         plan.budget -= num_tokens
@@ -307,7 +301,7 @@ class VllmV1Base(Policy):
         num_drafts = self.config.num_speculative_tokens
         if not self.rules.pads_admissions or num_missing != 1:
             return 0
-        running_rows = list(islice(plan.rows.values(), plan.num_running_rows))
+        running_rows = list(islice(plan.rows.values(), len(plan.rows) - len(plan.admitted)))
         if any(row.is_chunk for row in running_rows) or not (running_rows or num_cached):
             return 0
         return num_drafts if num_cached + 2 + num_drafts <= self.config.max_model_len else 0
@@ -325,23 +319,13 @@ class VllmV1Base(Policy):
             needed += self._watermark_blocks
         return needed + hit.num_ownerless <= self.kv.free_blocks
 
-    def _seat_behind(self, head: Request) -> None:
-        """The head of the queue takes a seat behind those that run."""
-        self._waiting.popleft()
-        self._running[head] = None
-        self._num_admissions += 1
-        state: V1State = head.policy_state
-        state.seat = self._num_admissions
-        state.is_passed_over = False
-        head.status = Status.RUNNING
-
     def _blocked_by(self, plan: Plan) -> BlockedBy:
         """What kept the head of the queue out of this step."""
-        if plan.blocked_by is not BlockedBy.NOTHING:
+        if plan.blocked_by is not NOT_BLOCKED:
             return plan.blocked_by
         if plan.preempted:
             return BlockedBy.KV
-        return BlockedBy.SLOTS if len(self._running) >= self._max_running else BlockedBy.BUDGET
+        return BLOCKED_BY_SLOTS if len(self._running) >= self._max_running else BlockedBy.BUDGET
 
     # ------------------------------------------------------------------ for drivers, logs and tests
 

@@ -19,8 +19,8 @@ from sim.kv.base import blocks_for
 from sim.policies.vllm_v1_base import VllmV1Base
 from sim.policies.vllm_v1_config import V1Config
 from sim.policies.vllm_v1_state import Plan, Row, SpeculativeState, V1State, V1Step
-from sim.request import NEVER, Request, Status
-from sim.step import NOTHING_ENDED, Finished, Step, StepShape
+from sim.request import NEVER, OVER, RUNNING, Request
+from sim.step import NOTHING_ENDED, Finished, Step, StepShape, make_finished
 
 
 class VllmV1Reference(VllmV1Base):
@@ -28,8 +28,6 @@ class VllmV1Reference(VllmV1Base):
 
     def __init__(self, config: V1Config) -> None:
         super().__init__(config)
-        self._walks_on = config.policy == "priority" and config.rules.walks_on_after_self_preemption
-        """Whether those behind a requester that was its own victim have their turn."""
         self._decoding: list[list[Request]] = [[] for _ in range(config.pipeline_parallel_size)]
         """Who decoded in each lane's last decoding step."""
 
@@ -37,6 +35,10 @@ class VllmV1Reference(VllmV1Base):
         return not all(r.policy_state.is_mid_prefill for r in self._running)
 
     # ------------------------------------------------------------------ the running requests
+
+    def _walks_on(self) -> bool:
+        """Whether those behind somebody who was preempted for its own sake still have their turn."""
+        return self.config.policy == "priority" and self.rules.walks_on_after_self_preemption
 
     def _plan_running(self, plan: Plan) -> None:
         running = list(self._running)
@@ -50,8 +52,8 @@ class VllmV1Reference(VllmV1Base):
             for victim in self._make_room(request, self._new_blocks(request, num_tokens), plan):
                 position -= running.index(victim) < position
                 running.remove(victim)
-            if request.status is not Status.RUNNING:
-                if self._walks_on:
+            if request.status is not RUNNING:
+                if self._walks_on():
                     continue
                 break
             self._schedule_running(request, num_tokens, plan)
@@ -133,8 +135,9 @@ class VllmV1Reference(VllmV1Base):
         request = row.request
         state: V1State = request.policy_state
         row.context = context = request.num_computed_tokens
-        request.num_computed_tokens = num_computed = context + row.num_tokens
-        state.num_in_flight_tokens += row.num_tokens
+        num_tokens = row.num_tokens
+        request.num_computed_tokens = num_computed = context + num_tokens
+        state.num_in_flight_tokens += num_tokens
         if num_computed < request.prompt_tokens + request.num_output_tokens + state.num_placeholders:
             state.is_mid_prefill = True
             return
@@ -177,14 +180,14 @@ class VllmV1Reference(VllmV1Base):
         departed: list[Request] = []
         rows = step.rows.values() if step.rows else ()
         for row in rows:
-            if row.request.status is not Status.OVER:
+            if row.request.status is not OVER:
                 self._take_in(row, finished, departed)
         self._take_in_members(step, finished, departed)
         for request in finished:
             self._leave(request)
         if self._is_speculative and not self._is_async:
             self._draft_anew(row.request for row in rows)
-        return Finished(finished, finished, departed) if finished or departed else NOTHING_ENDED
+        return make_finished((finished, finished, departed)) if finished or departed else NOTHING_ENDED
 
     def _take_in_members(self, step: Step, finished: list[Request], departed: list[Request]) -> None:
         """Room for a planner that keeps some decodes out of the rows."""
@@ -201,16 +204,20 @@ class VllmV1Reference(VllmV1Base):
         if not row.is_last:
             return
         row.num_sampled = num_sampled = self._num_sampled(row) if row.num_drafts else 1
-        num_before = request.num_output_tokens
-        request.num_output_tokens = num_outputs = min(num_before + num_sampled, request.num_target_tokens)
+        num_before, num_target_tokens = request.num_output_tokens, request.num_target_tokens
+        num_outputs = num_before + num_sampled
+        if num_outputs > num_target_tokens:
+            num_outputs = num_target_tokens
+        request.num_output_tokens = num_outputs
         if not is_stale:
             if self._is_async:
                 state.num_placeholders -= 1 + row.num_drafts
-            # Drafts were rejected, and tokens beyond the end are dropped: they were computed for nothing.
-            request.num_computed_tokens -= 1 + row.num_drafts - (num_outputs - num_before)
+            num_wasted = 1 + row.num_drafts + num_before - num_outputs
+            if num_wasted:  # drafts were rejected, or tokens beyond the end are dropped
+                request.num_computed_tokens -= num_wasted
             if self._is_caching:
                 self.kv.publish(request, request.num_computed_tokens - state.num_in_flight_tokens)
-        if num_outputs == request.num_target_tokens:
+        if num_outputs == num_target_tokens:
             finished.append(request)
         elif num_before < request.cancel_after_tokens <= num_outputs:
             departed.append(request)
@@ -228,7 +235,7 @@ class VllmV1Reference(VllmV1Base):
     def _draft_anew(self, requests: Iterable[Request]) -> None:
         """Sync: whoever is past its prefill has a full set of drafts for the next step."""
         for request in requests:
-            if request.status is not Status.OVER:
+            if request.status is not OVER:
                 state: SpeculativeState = request.policy_state
                 state.num_draft_tokens = 0 if state.is_mid_prefill else self.config.num_speculative_tokens
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.request import NEVER, Request
-from sim.step import Admission, BlockedBy, Chunk, Preemption, Step
+from sim.step import NOT_BLOCKED, Admission, Chunk, Preemption, Step
 
 
 class V1State:
@@ -61,7 +62,7 @@ class Row(Chunk):
 
     __slots__ = ("epoch", "is_chunk", "is_padded", "num_drafts", "num_sampled")
 
-    def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool, num_drafts: int = 0) -> None:
+    def __init__(self, request: Request, num_tokens: int, epoch: int, *, is_chunk: bool = True) -> None:
         """A row whose step is in the making: `context` and `is_last` are set when the request advances."""
         self.request = request
         self.num_tokens = num_tokens
@@ -70,7 +71,7 @@ class Row(Chunk):
         """A token is sampled, for decodes too."""
         self.epoch = epoch
         self.is_chunk = is_chunk
-        self.num_drafts = num_drafts
+        self.num_drafts = 0
         self.is_padded = False
         """Its drafts are dummies of an admission: never accepted."""
         self.num_sampled = 0
@@ -92,7 +93,7 @@ class Plan(V1Step):
     live tokens and lane by `_finish_plan`, the rest by `_plan_step`.
     """
 
-    __slots__ = ("budget", "carries_prefill", "gate_is_open", "num_running_rows", "threshold")
+    __slots__ = ("budget", "carries_prefill", "gate_is_open", "threshold")
 
     rows: dict[Request, Row]
     joined: list[Request]
@@ -100,19 +101,40 @@ class Plan(V1Step):
     admitted: list[Admission]
     preempted: list[Preemption]
 
-    def __init__(self, budget: int, threshold: int, *, gate_is_open: bool) -> None:
+    def __init__(self, budget: int, threshold: int) -> None:
         self.budget = budget
         """Tokens that may still be planned."""
         self.threshold = threshold
         """Most tokens of one request; 0: no limit."""
-        self.gate_is_open = gate_is_open
+        self.gate_is_open = True
         self.tick = 0
-        self.num_running_rows = 0
-        """How many of the rows are running requests; the admitted ones follow."""
         self.dropped = ()
         self.carries_prefill = False
         self.num_new_blocks = 0
-        self.blocked_by = BlockedBy.NOTHING
+        self.blocked_by = NOT_BLOCKED
         self.rows, self.chunks = {}, ()
         self.joined, self.left = [], []
         self.admitted, self.preempted = [], []
+
+
+class PrefillGate:
+    """`prefill_schedule_interval`: while anything decodes, prefill is planned only every so many steps."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._num_steps = interval
+        """Executed since the last one with prefill."""
+        self._has_backlog = False
+
+    def is_due(self) -> bool:
+        """Whether the next step may prefill whoever decodes: its turn has come, or a backlog opens the gate."""
+        return self._has_backlog or self._num_steps + 1 >= self._interval
+
+    def planned(self, plan: Plan, waiting: Iterable[Request]) -> None:
+        """Who waits still when a step has admitted whom it could is a backlog. Mutates the gate."""
+        if plan.gate_is_open and not plan.preempted:
+            self._has_backlog = any(not r.policy_state.is_passed_over for r in waiting)
+
+    def executed(self, plan: Plan) -> None:
+        """A step computes something. Mutates the gate."""
+        self._num_steps = 0 if plan.carries_prefill else self._num_steps + 1

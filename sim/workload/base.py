@@ -47,6 +47,10 @@ class ClientPool:
     max_connections: int | None = None
 
 
+_Facts = tuple[int, int, int, int, int, int, int]
+"""What `Request` is told of a row, between its index and its tokens."""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Every request of a run, as columns of equal length. Row order is arrival order for open loops.
@@ -81,7 +85,7 @@ class Traffic:
     call: Ints | None = None
     """The API call that a row is a prompt of, counted from 0; NEVER: the row is a request by itself. Prompts of a call
     are rows one after the other and arrive together. None: there are no calls."""
-    _chunks: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _chunks: dict[int, list[_Facts]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -109,22 +113,9 @@ class Traffic:
         if row < 0:
             raise IndexError(f"row {row} of traffic")
         chunk = self._chunks.get(row >> _CHUNK_BITS) or self._load_chunk(row >> _CHUNK_BITS)
-        prompt, output, max_tokens, arrival_ns, class_index, priority, cancel_after_tokens = chunk[
-            row & (1 << _CHUNK_BITS) - 1
-        ]
-        return Request(
-            row,
-            prompt,
-            output,
-            max_tokens=max_tokens,
-            arrival_ns=arrival_ns,
-            class_index=class_index,
-            priority=priority,
-            cancel_after_tokens=cancel_after_tokens,
-            tokens=self.tokens(row),
-        )
+        return Request(row, *chunk[row & (1 << _CHUNK_BITS) - 1], self.tokens(row))
 
-    def _load_chunk(self, number: int) -> list[tuple[int, ...]]:
+    def _load_chunk(self, number: int) -> list[_Facts]:
         """Rows as Python integers, a block at a time: per field, a numpy element costs more than the request."""
         rows = slice(number << _CHUNK_BITS, (number + 1) << _CHUNK_BITS)
         columns = (

@@ -108,7 +108,7 @@ class World:
         """The tables so far; unlike a recorder's own, they do not end the recording."""
         snapshot = Recorder()
         for name in ("iterations", "chunks", "requests", "segments"):
-            getattr(snapshot, name).extend(bytes(getattr(self.recorder, name)._rows))
+            getattr(snapshot, name).rows.extend(getattr(self.recorder, name).rows)
         return snapshot.tables()
 
 
