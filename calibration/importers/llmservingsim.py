@@ -10,6 +10,8 @@ and was checked against their own contents:
   so many times what `attention` says of the same batch.
 - Profiled eagerly with one layer: gaps between kernels and work on the host are not in the times. Under
   tensor parallelism one GPU was timed: nothing in the tables is an all-reduce.
+
+Between timed points tables go on as `calibration/known_kernels.py` says of products and of attention.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import yaml
 from calibration import csv_table
 from calibration.grids import NOT_TIMED, Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.known_kernels import after_whole_tiles, by_pairs, changing_after, largest_split_batch
 from calibration.models import bundled_name, known_gpu, load_plain_model
 from calibration.plausible import check_plausible
 from sim.cost.artifact import Artifact, Shape, Term
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 CALLS_PER_LAYER = {"layernorm": 2}
 """Layers that occur otherwise than once per decoder layer: before attention and before the MLP."""
 CALLED_ONCE = ("embedding", "final_layernorm")
+PRODUCT = "_proj"
+"""How the names of matrix products end."""
 MLP = ("gate_up_proj", "act_fn", "down_proj")
 """Layers that decoder layers with experts do not have."""
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -76,7 +81,11 @@ def import_profile(
     terms += _experts(folder, tensor_parallel, described)
     terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
     terms += _attention(attention, layers, str(folder))
-    skew = _skew(folder, tensor_parallel, meta, terms, layers)
+    kv_heads = described.kv_heads_per_gpu(tensor_parallel)
+    split = largest_split_batch(
+        known_gpu(str(meta["hardware"])), described.num_attention_heads // tensor_parallel, kv_heads
+    )
+    skew = _skew(folder, tensor_parallel, meta, terms, layers, split)
     missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
     if described.experts and described.experts.shared_intermediate_size:
         missing += [] if dense["layer"].str.contains("shared").any() else ["shared experts"]
@@ -180,7 +189,10 @@ def _curve(kind: str, name: str, rows: pd.DataFrame, column: str, calls: int) ->
     (points,), times = to_grid([rows[column].to_numpy(dtype=float)], rows["time_us"].to_numpy(dtype=float))
     if len(points) < 2:
         raise ArtifactError(name, f"was timed at {len(points)} point only", valid="expected two or more")
-    return term(kind, name, [points], rising(times), calls)
+    times = rising(times)
+    if kind == "tokens" and name.endswith(PRODUCT):
+        points, times = after_whole_tiles(points, times)
+    return term(kind, name, [points], times, calls)
 
 
 def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
@@ -201,13 +213,21 @@ def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
         axes, table = to_grid([own[c].to_numpy(dtype=float) for c in columns], own["time_us"].to_numpy(dtype=float))
         if min(map(len, axes)) < 2:
             raise ArtifactError(place, f"{kind} was timed along {len(axes)} axes at less than two points each")
-        filled = fill_gaps(axes, table, order, f"{place}: {kind}")
-        terms.append(term(kind, kind, axes, rising(filled), layers, note if np.isnan(table).any() else ""))
+        has_gaps = np.isnan(table).any()
+        table = rising(fill_gaps(axes, table, order, f"{place}: {kind}"))
+        if "prefill_chunk" in columns:
+            axes, table = by_pairs(axes, table, columns.index("prefill_chunk"))
+        terms.append(term(kind, kind, axes, table, layers, note if has_gaps else ""))
     return terms
 
 
-def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int) -> list[Term]:
-    """What unequal contexts add, unless the bundle's own description leaves it out."""
+def _skew(
+    folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int, split: int | None
+) -> list[Term]:
+    """What unequal contexts add, unless the bundle's own description leaves it out.
+
+    `split` is the largest batch of decodes whose contexts are split; together with prompts none ever is.
+    """
     declared = meta.get("skew_fit")
     if not isinstance(declared, dict) or not declared.get("enabled", False):
         return []
@@ -230,6 +250,8 @@ def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[
         table = np.clip(fill_gaps(axes, table, [2, 1], f"{path}: {kind}"), 0.0, None)
         axes[2] = np.concatenate([[0.0], axes[2]])
         table = np.concatenate([np.zeros((*table.shape[:2], 1)), table], axis=2)
+        if kind == "decode_skew" and split is not None:
+            axes, table = changing_after(split, axes, table)
         found.append(term(kind, kind, axes, table, layers, note))
     return found
 
