@@ -1,7 +1,7 @@
 """Two real vLLM 0.19 runs of the same 300 prompts, each priced from the matching kernel profile.
 
 Nothing is fitted: the terms are the profile's own, and nothing of a run's times reaches the prices. On the
-RTX 4090 the mean error is 0.32 %, the published simulator's 0.45 %; on the RTX PRO 6000 1.42 % against 2.12 %.
+RTX 4090 the mean error is 0.39 %, the published simulator's 0.45 %; on the RTX PRO 6000 0.94 % against 2.12 %.
 """
 
 import json
@@ -37,9 +37,9 @@ def test_rtx_4090_where_kv_binds(shared):
 def test_rtx_pro_6000_where_slots_bind(shared):
     report = check_accuracy(*paths(shared, "RTXPRO6000"))
     own = errors(report)
-    assert own.pop("ttft p50") <= 0.07  # the median lies where the queue builds up: it moves by all errors before it
-    assert {name: error for name, error in own.items() if error > 0.04} == {}
-    assert report.mean_absolute_error <= 0.015 < report.published_mean_absolute_error
+    assert own.pop("ttft p50") <= 0.052  # the median lies where the queue builds up: it moves by all errors before it
+    assert {name: error for name, error in own.items() if error > 0.02} == {}
+    assert report.mean_absolute_error <= 0.01 < report.published_mean_absolute_error
     coverage = report.cost["coverage"]["time"]
     assert coverage["extrapolated"] < 0.01
 
