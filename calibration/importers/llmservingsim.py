@@ -17,7 +17,6 @@ Between timed points tables go on as `calibration/known_kernels.py` says of prod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,12 @@ import numpy as np
 import yaml
 
 from calibration import csv_table
-from calibration.grids import NOT_TIMED, Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
 from calibration.known_kernels import after_whole_tiles, by_pairs, changing_after, largest_split_batch
 from calibration.models import bundled_name, known_gpu, load_plain_model
 from calibration.plausible import check_plausible
+from calibration.ring import Link, between_gpus
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.model import Model
@@ -49,14 +49,6 @@ SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew
 SKEW_FACTOR = 4.0
 """How many times the short contexts the long ones are, in nearly all rows of `skew`."""
 WITH_EXPERTS = "expected times of experts (`moe`) for a mixture of experts, and for no other model"
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects the GPUs that share a model."""
-
-    bytes_per_us: float
-    latency_us: float
 
 
 def import_profile(
@@ -91,7 +83,7 @@ def import_profile(
         missing += [] if dense["layer"].str.contains("shared").any() else ["shared experts"]
     terms += skew
     if tensor_parallel > 1:
-        terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
+        terms += [] if link is None else between_gpus(described, tensor_parallel, link)
         missing += [] if link is not None else ["all-reduce between GPUs"]
     artifact = Artifact(
         hardware=str(meta["gpu"]),
@@ -272,16 +264,6 @@ def _repeats(rows: pd.DataFrame, terms: list[Term], place: str) -> int:
     if abs(ratio / max(round(ratio), 1) - 1) > 0.1:
         raise ArtifactError(place, f"t_mean_us is {ratio:.2f} times what attention says of the same batches")
     return round(ratio)
-
-
-def _allreduce(model: Model, tensor_parallel: int, link: Link) -> Term:
-    """Two ring all-reduces of the hidden states per layer: 2(tp - 1) steps that each send a tp-th of them."""
-    num_tokens = np.array([1.0, 16384.0])
-    sent_bytes = num_tokens * model.hidden_size * model.dtype_bytes / tensor_parallel
-    us = 2 * (tensor_parallel - 1) * (link.latency_us + sent_bytes / link.bytes_per_us)
-    note = f"{NOT_TIMED}: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
-    own = term("tokens", "allreduce", [num_tokens], us, 2 * model.num_hidden_layers, note)
-    return own.model_copy(update={"is_communication": True})
 
 
 def _holdout(terms: list[Term]) -> dict[str, float]:
