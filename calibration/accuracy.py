@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 import sim
 from calibration import csv_table
-from calibration.importers.llmservingsim import Link, import_profile
-from calibration.json_file import read_json
-from calibration.models import bundled_name
+from calibration.importers.llmservingsim import import_profile
+from calibration.measured_run import MeasuredRun, read_link, read_run
+from calibration.ring import Link
 from sim.cost.artifact import Artifact
 from sim.cost.roofline import RooflineOptions
 from sim.errors import ArtifactError
 from sim.gpu import load_gpu
+from sim.model import load_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +37,7 @@ STATISTICS = {"mean": None, "p50": 50, "p90": 90, "p95": 95, "p99": 99}
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "Latency"}
 """Metric -> what the published simulator's summary calls it."""
 _PUBLISHED_STATISTICS = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
+_LENGTHS = ("input_toks", "output_toks")
 _REQUEST_TIMES = ("queued_rel_s", "first_token_rel_s", "last_token_rel_s")
 
 Floats = NDArray[np.float64]
@@ -122,19 +124,19 @@ def check_accuracy(
     """
     if model is not None and Path(model).exists():
         model = str(Path(model).absolute())  # the scenario is not written here
-    meta = _read_meta(run)
-    engine = meta["engine_kwargs"]
-    degree = tensor_parallel or int(engine.get("tensor_parallel_size") or 1)
-    requests = csv_table.read(run / "requests.csv", ["input_toks", "output_toks", *_REQUEST_TIMES], [])
+    settings = read_run(run)
+    degree = tensor_parallel or settings.tensor_parallel
+    load_model(model or settings.model, "--model" if model else str(run / "meta.json"))
+    requests = csv_table.read(run / "requests.csv", [*_LENGTHS, *_REQUEST_TIMES], _LENGTHS)
     artifact = _import(profile, degree, model, run)
     with tempfile.TemporaryDirectory() as folder:
         artifact.write(Path(folder) / "artifact.json")
-        _write_trace(Path(folder) / "trace.jsonl", requests, _blocks(trace, requests, run), _block_tokens(meta))
-        scenario = _scenario(meta, artifact, degree) | {"model": model or _model_of(meta)}
+        _write_trace(Path(folder) / "trace.jsonl", requests, _blocks(trace, requests, run), settings.block_tokens)
+        scenario = _scenario(settings, artifact, degree, model)
         (Path(folder) / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
         results = sim.run(sim.load_scenario(Path(folder) / "scenario.yaml", overrides))
     _check_complete(results, len(requests))
-    rows = _compare(_measured(requests), _simulated(results), meta.get("published_sim_summary") or "")
+    rows = _compare(_measured(requests), _simulated(results), settings.published)
     return Report(artifact, scenario, rows, results.summary()["cost"] or {})
 
 
@@ -144,52 +146,19 @@ def _check_complete(results: sim.Results, num_requests: int) -> None:
         raise ArtifactError("accuracy", f"only {finished} of {num_requests} requests finished in the replay")
 
 
-def _read_meta(run: Path) -> dict[str, Any]:
-    path = run / "meta.json"
-    meta = read_json(path, valid="expected a measured run")
-    if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs"), dict) or "vllm_version" not in meta:
-        raise ArtifactError(str(path), "does not say engine_kwargs and vllm_version", valid="expected a measured run")
-    return meta
-
-
-def _model_of(meta: dict[str, Any]) -> str:
-    return bundled_name(str(meta.get("model") or meta["engine_kwargs"]["model"]))
-
-
-def _block_tokens(meta: dict[str, Any]) -> int:
-    return int((meta.get("kv_cache") or {}).get("block_size") or 16)
-
-
-def _scenario(meta: dict[str, Any], artifact: Artifact, tensor_parallel: int) -> dict[str, Any]:
-    """The scenario that a run was: its own settings, vLLM's defaults where it has none."""
-    kwargs, kv_cache = meta["engine_kwargs"], meta.get("kv_cache") or {}
+def _scenario(run: MeasuredRun, artifact: Artifact, tensor_parallel: int, model: str | None) -> dict[str, Any]:
+    """The scenario that a run was, on the GPU of the artifact."""
     if artifact.gpu is None:
         raise ArtifactError(
             "hardware.gpu", f"{artifact.hardware!r} is not listed", remedy="Add it to the table of GPUs."
         )
-    prefix_caching = kv_cache.get("enable_prefix_caching", kwargs.get("enable_prefix_caching"))
-    engine = {
-        "policy": "vllm-v1",
-        "vllm_version": str(meta["vllm_version"]),
-        "max_num_seqs": int(kwargs.get("max_num_seqs") or 256),
-        "max_num_batched_tokens": int(kwargs.get("max_num_batched_tokens") or 2048),
-        "block_size": _block_tokens(meta),
-        "enable_prefix_caching": True if prefix_caching is None else bool(prefix_caching),
-        "num_gpu_blocks": kv_cache.get("num_gpu_blocks") or "auto",
-        "gpu_memory_utilization": float(kv_cache.get("gpu_memory_utilization") or 0.9),
-    }
-    if kwargs.get("max_model_len"):
-        engine["max_model_len"] = int(kwargs["max_model_len"])
+    trace = {"kind": "mooncake", "path": "trace.jsonl", "hash_block_tokens": run.block_tokens}
     return {
+        "model": model or run.model,
         "hardware": {"gpu": artifact.gpu, "tensor_parallel": tensor_parallel},
-        "engine": engine,
+        "engine": run.engine,
         "cost": {"kind": "table", "artifact": "artifact.json"},
-        "traffic": [
-            {
-                "name": "replay",
-                "trace": {"kind": "mooncake", "path": "trace.jsonl", "hash_block_tokens": _block_tokens(meta)},
-            }
-        ],
+        "traffic": [{"name": "replay", "trace": trace}],
     }
 
 
@@ -197,7 +166,7 @@ def _import(profile: Path, tensor_parallel: int, model: str | None, run: Path) -
     """The profile's artifact, with a ring over the GPUs' link for the all-reduces that no profile has timed."""
     if tensor_parallel == 1:
         return import_profile(profile, 1, model)
-    link = _link(run)
+    link = read_link(run)
     if link is None:
         artifact = import_profile(profile, tensor_parallel, model)
         if artifact.gpu is None:
@@ -206,18 +175,6 @@ def _import(profile: Path, tensor_parallel: int, model: str | None, run: Path) -
         rate = load_gpu(artifact.gpu).link_bytes_per_s * rates.allreduce_efficiency
         link = Link(bytes_per_us=rate / 1e6, latency_us=rates.allreduce_latency_us)
     return import_profile(profile, tensor_parallel, model, link)
-
-
-def _link(run: Path) -> Link | None:
-    """The link between the GPUs as the run's `cluster_config.json` gives it: GB/s and ns; None where it is absent."""
-    path = run / "cluster_config.json"
-    if not path.is_file():
-        return None
-    config = read_json(path)
-    try:
-        return Link(bytes_per_us=float(config["link_bw"]) * 1e3, latency_us=float(config["link_latency"]) * 1e-3)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(str(path), f"does not give link_bw and link_latency ({error!r})") from error
 
 
 def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] | None:
@@ -233,8 +190,20 @@ def _blocks(trace: Path, requests: pd.DataFrame, run: Path) -> list[list[int]] |
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(str(trace), f"cannot be read as JSON lines ({reason})") from error
-    _check_prompts(trace, [row.get("input_length") for row in rows], requests, run)
+    _check_rows(trace, rows)
+    _check_prompts(trace, [row["input_length"] for row in rows], requests, run)
     return [row.get("hash_ids") or [] for row in rows]
+
+
+def _check_rows(trace: Path, rows: list[Any]) -> None:
+    """Raise ArtifactError, with the line, for a row that does not say how long a prompt is and what its blocks are."""
+    for i, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or "input_length" not in row:
+            found = f"has {', '.join(row)}" if isinstance(row, dict) else f"is {row!r:.60}"
+            raise ArtifactError(f"{trace}:{i}", found, valid="expected input_length, and hash_ids for prefix caching")
+        ids = row.get("hash_ids") or []
+        if not isinstance(ids, list) or not all(isinstance(own, int) for own in ids):
+            raise ArtifactError(f"{trace}:{i}", f"hash_ids is {ids!r:.60}", valid="expected a list of whole numbers")
 
 
 def _check_prompts(trace: Path, lengths: list[int | None], requests: pd.DataFrame, run: Path) -> None:

@@ -87,15 +87,15 @@ def accuracy(
     if as_json:
         typer.echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    typer.echo(f"{'':16}{'measured':>12}{'simulated':>12}{'error':>9}{'published':>11}")
+    typer.echo(f"{'':16}{'measured':>12}{'simulated':>12}{'error':>11}{'published':>11}")
     for row in content["rows"]:
         name = f"{row['metric']} {row['statistic']}".strip() + (" s" if row["metric"] == "makespan" else " ms")
         typer.echo(
-            f"{name:16}{row['measured']:12.2f}{row['simulated']:12.2f}{_percent(row['error'], 9)}"
+            f"{name:16}{row['measured']:12.2f}{row['simulated']:12.2f}{_percent(row['error'], 11)}"
             f"{_percent(row['published_error'], 11)}"
         )
     typer.echo(
-        f"{'mean absolute':40}{_percent(content['mean_absolute_error'], 9, sign='')}"
+        f"{'mean absolute':40}{_percent(content['mean_absolute_error'], 11, sign='')}"
         f"{_percent(content['published_mean_absolute_error'], 11, sign='')}"
     )
     if report.cost:

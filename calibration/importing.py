@@ -62,7 +62,8 @@ class Importer:
 
 
 def _llmservingsim(paths: list[Path], settings: Settings) -> Artifact:
-    from calibration.importers.llmservingsim import Link, import_profile
+    from calibration.importers.llmservingsim import import_profile
+    from calibration.ring import Link
 
     rate, latency_us = settings.link_gb_per_s, settings.link_latency_us
     if rate is None and latency_us is not None:

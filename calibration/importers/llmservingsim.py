@@ -10,12 +10,13 @@ and was checked against their own contents:
   so many times what `attention` says of the same batch.
 - Profiled eagerly with one layer: gaps between kernels and work on the host are not in the times. Under
   tensor parallelism one GPU was timed: nothing in the tables is an all-reduce.
+
+Between timed points tables go on as `calibration/known_kernels.py` says of products and of attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,12 @@ import numpy as np
 import yaml
 
 from calibration import csv_table
-from calibration.grids import NOT_TIMED, Floats, fill_gaps, holdout_error, rising, term, to_grid
+from calibration.grids import Floats, fill_gaps, holdout_error, rising, term, to_grid
 from calibration.host import WORK_ON_THE_HOST
+from calibration.known_kernels import after_whole_tiles, by_pairs, changing_after, largest_split_batch
 from calibration.models import bundled_name, known_gpu, load_plain_model
 from calibration.plausible import check_plausible
+from calibration.ring import Link, between_gpus
 from sim.cost.artifact import Artifact, Shape, Term
 from sim.errors import ArtifactError
 from sim.model import Model
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 CALLS_PER_LAYER = {"layernorm": 2}
 """Layers that occur otherwise than once per decoder layer: before attention and before the MLP."""
 CALLED_ONCE = ("embedding", "final_layernorm")
+PRODUCT = "_proj"
+"""How the names of matrix products end."""
 MLP = ("gate_up_proj", "act_fn", "down_proj")
 """Layers that decoder layers with experts do not have."""
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -44,14 +49,6 @@ SKEW = ("n", "ratio", "skew", "pc", "kp", "kvs", "kv_mean", "t_mean_us", "t_skew
 SKEW_FACTOR = 4.0
 """How many times the short contexts the long ones are, in nearly all rows of `skew`."""
 WITH_EXPERTS = "expected times of experts (`moe`) for a mixture of experts, and for no other model"
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects the GPUs that share a model."""
-
-    bytes_per_us: float
-    latency_us: float
 
 
 def import_profile(
@@ -76,13 +73,17 @@ def import_profile(
     terms += _experts(folder, tensor_parallel, described)
     terms += [_curve("sequences", str(name), rows, "sequences", 1) for name, rows in sequences.groupby("layer")]
     terms += _attention(attention, layers, str(folder))
-    skew = _skew(folder, tensor_parallel, meta, terms, layers)
+    kv_heads = described.kv_heads_per_gpu(tensor_parallel)
+    split = largest_split_batch(
+        known_gpu(str(meta["hardware"])), described.num_attention_heads // tensor_parallel, kv_heads
+    )
+    skew = _skew(folder, tensor_parallel, meta, terms, layers, split)
     missing = ["gaps between kernels", WORK_ON_THE_HOST, *([] if skew else ["spread of contexts"])]
     if described.experts and described.experts.shared_intermediate_size:
         missing += [] if dense["layer"].str.contains("shared").any() else ["shared experts"]
     terms += skew
     if tensor_parallel > 1:
-        terms += [] if link is None else [_allreduce(described, tensor_parallel, link)]
+        terms += [] if link is None else between_gpus(described, tensor_parallel, link)
         missing += [] if link is not None else ["all-reduce between GPUs"]
     artifact = Artifact(
         hardware=str(meta["gpu"]),
@@ -180,7 +181,10 @@ def _curve(kind: str, name: str, rows: pd.DataFrame, column: str, calls: int) ->
     (points,), times = to_grid([rows[column].to_numpy(dtype=float)], rows["time_us"].to_numpy(dtype=float))
     if len(points) < 2:
         raise ArtifactError(name, f"was timed at {len(points)} point only", valid="expected two or more")
-    return term(kind, name, [points], rising(times), calls)
+    times = rising(times)
+    if kind == "tokens" and name.endswith(PRODUCT):
+        points, times = after_whole_tiles(points, times)
+    return term(kind, name, [points], times, calls)
 
 
 def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
@@ -201,13 +205,21 @@ def _attention(rows: pd.DataFrame, layers: int, place: str) -> list[Term]:
         axes, table = to_grid([own[c].to_numpy(dtype=float) for c in columns], own["time_us"].to_numpy(dtype=float))
         if min(map(len, axes)) < 2:
             raise ArtifactError(place, f"{kind} was timed along {len(axes)} axes at less than two points each")
-        filled = fill_gaps(axes, table, order, f"{place}: {kind}")
-        terms.append(term(kind, kind, axes, rising(filled), layers, note if np.isnan(table).any() else ""))
+        has_gaps = np.isnan(table).any()
+        table = rising(fill_gaps(axes, table, order, f"{place}: {kind}"))
+        if "prefill_chunk" in columns:
+            axes, table = by_pairs(axes, table, columns.index("prefill_chunk"))
+        terms.append(term(kind, kind, axes, table, layers, note if has_gaps else ""))
     return terms
 
 
-def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int) -> list[Term]:
-    """What unequal contexts add, unless the bundle's own description leaves it out."""
+def _skew(
+    folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[Term], layers: int, split: int | None
+) -> list[Term]:
+    """What unequal contexts add, unless the bundle's own description leaves it out.
+
+    `split` is the largest batch of decodes whose contexts are split; together with prompts none ever is.
+    """
     declared = meta.get("skew_fit")
     if not isinstance(declared, dict) or not declared.get("enabled", False):
         return []
@@ -230,6 +242,8 @@ def _skew(folder: Path, tensor_parallel: int, meta: dict[str, Any], terms: list[
         table = np.clip(fill_gaps(axes, table, [2, 1], f"{path}: {kind}"), 0.0, None)
         axes[2] = np.concatenate([[0.0], axes[2]])
         table = np.concatenate([np.zeros((*table.shape[:2], 1)), table], axis=2)
+        if kind == "decode_skew" and split is not None:
+            axes, table = changing_after(split, axes, table)
         found.append(term(kind, kind, axes, table, layers, note))
     return found
 
@@ -250,16 +264,6 @@ def _repeats(rows: pd.DataFrame, terms: list[Term], place: str) -> int:
     if abs(ratio / max(round(ratio), 1) - 1) > 0.1:
         raise ArtifactError(place, f"t_mean_us is {ratio:.2f} times what attention says of the same batches")
     return round(ratio)
-
-
-def _allreduce(model: Model, tensor_parallel: int, link: Link) -> Term:
-    """Two ring all-reduces of the hidden states per layer: 2(tp - 1) steps that each send a tp-th of them."""
-    num_tokens = np.array([1.0, 16384.0])
-    sent_bytes = num_tokens * model.hidden_size * model.dtype_bytes / tensor_parallel
-    us = 2 * (tensor_parallel - 1) * (link.latency_us + sent_bytes / link.bytes_per_us)
-    note = f"{NOT_TIMED}: a ring over links of {link.bytes_per_us * 1e-3:g} GB/s with {link.latency_us:g} µs"
-    own = term("tokens", "allreduce", [num_tokens], us, 2 * model.num_hidden_layers, note)
-    return own.model_copy(update={"is_communication": True})
 
 
 def _holdout(terms: list[Term]) -> dict[str, float]:

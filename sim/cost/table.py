@@ -80,7 +80,9 @@ class Table(CostModel):
         lines = [(line, term.is_communication) for term, line in tables.lines("tokens")]
         self._tokens = _Listed([*(line for line, _ in lines), *tables.experts], padded, self._step_ns)
         self._communication = _Listed([line for line, between_gpus in lines if between_gpus], padded)
-        self._sequences = _Listed([line for _, line in tables.lines("sequences")])
+        sampled = [(line, term.is_communication) for term, line in tables.lines("sequences")]
+        self._sequences = _Listed([line for line, _ in sampled])
+        self._gathers = _Listed([line for line, between_gpus in sampled if between_gpus])
         self._prefill_tokens = _Listed([line for _, line in tables.lines("prefill_tokens")])
         self._memo: dict[int, _Decodes] = {}
 
@@ -135,10 +137,10 @@ class Table(CostModel):
         """
         chunks = one_chunks(steps)
         num_tokens, num_sampled = steps.num_decode + chunks.num_tokens, steps.num_sampled
-        communication = self._communication.at_all(num_tokens)
+        communication = self._communication_ns_all(num_tokens, num_sampled)
         products = self._row_ns_all(num_tokens, num_sampled) - communication
-        first = np.minimum(num_tokens, 1)
-        one_row = self._row_ns_all(first, np.minimum(num_sampled, 1)) - self._communication.at_all(first)
+        one = np.minimum(num_tokens, 1), np.minimum(num_sampled, 1)
+        one_row = self._row_ns_all(*one) - self._communication_ns_all(*one)
         bandwidth = np.minimum(one_row, products)
         decode_ns, prompt_ns, skew_ns = self._attention_ns_all(steps, chunks)
         return {
@@ -211,6 +213,11 @@ class Table(CostModel):
         sampled = np.where(num_sampled > 0, self._sequences.at_all(num_sampled), 0.0)
         total: Floats = self._tokens.at_all(num_tokens) - self._step_ns + sampled
         return total
+
+    def _communication_ns_all(self, num_tokens: NDArray[np.int64], num_sampled: NDArray[np.int64]) -> Floats:
+        """What of `_row_ns_all` is spent between GPUs."""
+        total: Floats = np.where(num_sampled > 0, self._gathers.at_all(num_sampled), 0.0)
+        return total + self._communication.at_all(num_tokens)
 
     def _attention_ns_all(self, steps: StepArrays, chunks: Chunks) -> tuple[Floats, Floats, Floats]:
         """Attention of decodes and of prompts, and what unequal contexts add, of many iterations."""
@@ -287,9 +294,9 @@ class _Listed:
 
 
 def _groups(batches: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Every batch size above zero that occurs, and where."""
+    """Every batch size above zero that occurs, and where; of no iterations `split` still makes one piece."""
     order = np.argsort(batches, kind="stable")
     sizes, starts = np.unique(batches[order], return_index=True)
-    for size, own in zip(sizes.tolist(), np.split(order, starts[1:]), strict=True):
+    for size, own in zip(sizes.tolist(), np.split(order, starts[1:]), strict=False):
         if size:
             yield size, own

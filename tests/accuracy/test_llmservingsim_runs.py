@@ -1,7 +1,7 @@
 """Two real vLLM 0.19 runs of the same 300 prompts, each priced from the matching kernel profile.
 
 Nothing is fitted: the terms are the profile's own, and nothing of a run's times reaches the prices. On the
-RTX 4090 the mean error is 0.32 %, the published simulator's 0.45 %; on the RTX PRO 6000 1.42 % against 2.12 %.
+RTX 4090 the mean error is 0.39 %, the published simulator's 0.45 %; on the RTX PRO 6000 0.94 % against 2.12 %.
 """
 
 import json
@@ -37,9 +37,9 @@ def test_rtx_4090_where_kv_binds(shared):
 def test_rtx_pro_6000_where_slots_bind(shared):
     report = check_accuracy(*paths(shared, "RTXPRO6000"))
     own = errors(report)
-    assert own.pop("ttft p50") <= 0.07  # the median lies where the queue builds up: it moves by all errors before it
-    assert {name: error for name, error in own.items() if error > 0.04} == {}
-    assert report.mean_absolute_error <= 0.015 < report.published_mean_absolute_error
+    assert own.pop("ttft p50") <= 0.052  # the median lies where the queue builds up: it moves by all errors before it
+    assert {name: error for name, error in own.items() if error > 0.02} == {}
+    assert report.mean_absolute_error <= 0.01 < report.published_mean_absolute_error
     coverage = report.cost["coverage"]["time"]
     assert coverage["extrapolated"] < 0.01
 
@@ -69,8 +69,8 @@ def test_two_gpus_exchange_over_the_link_between_them(shared, tmp_path, has_clus
     done = CliRunner().invoke(app, ["accuracy", *options])
     assert "allreduce: not timed: a ring over links of " + link in done.stdout
     report = check_accuracy(profile, tmp_path, trace)
-    ring = next(term for term in report.artifact.terms if term.is_communication)
-    assert (report.artifact.tensor_parallel, ring.calls) == (2, 64)
+    sums = next(term for term in report.artifact.terms if term.name == "allreduce")
+    assert (report.artifact.tensor_parallel, sums.calls) == (2, 65)
     assert "all-reduce between GPUs" not in report.artifact.missing
     assert report.cost["coverage"]["time"]["extrapolated"] < 0.01
 
@@ -93,10 +93,13 @@ def test_the_command_line(shared, tmp_path, command):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("nowhere.csv", None, "cannot be read as CSV (No such file or directory)"),
-        ("two.csv", "input_toks\n5\n6\n", "its 2 prompts are not those of "),
-        ("two.jsonl", '{"input_length": 5}\n{"input_length": 6}\n', "its 2 prompts are not those of "),
-        ("cut.jsonl", '{"input_length"', "cannot be read as JSON lines"),
+        ("nowhere.csv", None, ": cannot be read as CSV (No such file or directory)"),
+        ("two.csv", "input_toks\n5\n6\n", ": its 2 prompts are not those of "),
+        ("two.jsonl", '{"input_length": 5}\n{"input_length": 6}\n', ": its 2 prompts are not those of "),
+        ("cut.jsonl", '{"input_length"', ": cannot be read as JSON lines"),
+        ("names.jsonl", '{"input_toks": 5, "x": 1}', ":1: has input_toks, x; expected input_length, and hash_ids for"),
+        ("list.jsonl", '{"input_length": 5}\n[5]', ":2: is [5]; expected input_length"),
+        ("ids.jsonl", '{"input_length": 5, "hash_ids": ["a"]}', ":1: hash_ids is ['a']; expected a list of whole"),
     ],
 )
 def test_a_trace_of_something_else_is_refused(shared, tmp_path, name, content, message):
@@ -105,4 +108,4 @@ def test_a_trace_of_something_else_is_refused(shared, tmp_path, name, content, m
         (tmp_path / name).write_text(content)
     with pytest.raises(ArtifactError) as caught:
         check_accuracy(profile, run, tmp_path / name)
-    assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
+    assert str(caught.value).startswith(f"{tmp_path / name}{message}")

@@ -208,6 +208,20 @@ def test_communication_is_a_resource_of_its_own():
     assert parts[Resource.COMMUNICATION].tolist() == [pytest.approx(2 * 1.1 * 1000)]
 
 
+def test_gathering_of_sampled_rows_is_communication_too():
+    gather = SAMPLED.model_copy(update={"name": "gather", "is_communication": True})
+    with_gather, without = (Table(artifact(ROWS, SAMPLED, DECODES, PROMPT, *more)) for more in ([gather], []))
+    steps = as_arrays([decodes(20, 20), StepShape(prefills=((10, 0),))])
+    parts, others = with_gather.breakdown(steps), without.breakdown(steps)
+    assert parts.pop(Resource.COMMUNICATION).tolist() == [pytest.approx(2 * 3.1 * 1000), 0]
+    assert all(parts[resource].tolist() == pytest.approx(others[resource].tolist()) for resource in parts)
+
+
+def test_no_iterations_have_no_breakdown():
+    parts = Table(artifact()).breakdown(as_arrays([]))
+    assert {resource: values.tolist() for resource, values in parts.items()} == {resource: [] for resource in parts}
+
+
 def test_the_worst_coordinate_says_how_far_an_iteration_lies_from_the_measurements():
     steps = [decodes(9), decodes(10), decodes(200), StepShape(prefills=((10, 0), (2, 0)), num_sampled=1)]
     levels = Table(artifact()).coverage(as_arrays(steps))

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from calibration.grids import fill_gaps, holdout_error, rising, straight_on, to_grid
-from calibration.importers.llmservingsim import Link, import_profile
+from calibration.importers.llmservingsim import import_profile
 from calibration.models import bundled_name
+from calibration.ring import Link
 from sim.cost.table import Table
 from sim.errors import ArtifactError
 from sim.step import StepShape
@@ -158,9 +159,11 @@ def test_all_reduces_are_missing_unless_the_link_is_known(tmp_path):
         path.rename(folder / path.name.replace("tp1", "tp2"))
     assert "all-reduce between GPUs" in import_profile(folder, 2).missing
     known = import_profile(folder, 2, link=Link(bytes_per_us=1000, latency_us=3))
-    ring = next(term for term in known.terms if term.is_communication)
+    sums, gather = (term for term in known.terms if term.is_communication)
     # 2 steps of half the hidden states of one token: 4096 * 2 bytes / 2
-    assert (ring.us[0], ring.calls) == (pytest.approx(2 * (3 + 4.096), rel=1e-5), 64)
+    assert (sums.name, sums.us[0], sums.calls) == ("allreduce", pytest.approx(2 * (3 + 4.096), rel=1e-5), 65)
+    # 1 step of half the logits of one token: 128256 * 2 bytes / 2
+    assert (gather.name, gather.us[0], gather.calls) == ("logits_gather", pytest.approx(3 + 128.256, rel=1e-5), 1)
     assert "all-reduce between GPUs" not in known.missing
 
 
