@@ -26,11 +26,12 @@ from calibration.profile import Job, Progress, build_for, profile
 from calibration.raw import read
 from calibration.timing import Timer
 from calibration.verify_report import Executed, Report, compare
-from sim.build import Replica, draw, model_name, replica, simulate
+from sim.build import draw, simulate
 from sim.cost.artifact import Artifact, check_target, read_artifact
 from sim.cost.table import Table
 from sim.errors import InvariantError, ScenarioError
 from sim.model import read_config
+from sim.replica import Replica, model_name, replica
 from sim.results import Results
 from sim.scenario import Scenario, load_scenario
 

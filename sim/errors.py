@@ -12,7 +12,8 @@ InvariantError                   "this is a bug in servesim"; exit code 3
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -61,3 +62,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest of `known`, or an empty string when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def at_place(place: str) -> Iterator[None]:
+    """Put the scenario's file in front of the key in errors that know only the key. Raises them again."""
+    try:
+        yield
+    except (ScenarioError, ArtifactError) as error:
+        raise type(error)(
+            f"{place}: {error.place}" if error.place else place, error.found, valid=error.valid, remedy=error.remedy
+        ) from error

@@ -1,7 +1,7 @@
 """A scenario: what is served, on what, how it is scheduled, and who asks for it.
 
 One YAML file, checked completely before anything runs. What one field alone can get wrong is found here;
-what takes a model, a GPU or the drawn traffic to see is found by `sim.build`.
+what takes a model, a GPU or the drawn traffic to see is found by `sim.replica` and `sim.build`.
 """
 
 from __future__ import annotations

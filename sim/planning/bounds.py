@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from sim.build import Replica
 from sim.clock import NS_PER_MS, NS_PER_S
 from sim.cost.roofline import Roofline, RooflineOptions
 from sim.metrics.distribution import Ints, Numbers
 from sim.metrics.intervals import total_overlap
 from sim.metrics.load import step_arrays
 from sim.metrics.occupancy import owned_spans
+from sim.replica import Replica
 from sim.request import NEVER
 from sim.results import Results
 from sim.step import StepArrays

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.build import draw, replica
+from sim.build import draw
 from sim.kv.memory import KVMemory, max_concurrent
+from sim.replica import replica
 from sim.scenario import Scenario
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sim.build import Replica, draw, price_model, replicas, simulate
+from sim.build import draw, simulate
 from sim.planning.compare import METRICS
+from sim.replica import Replica, price_model, replicas
 from sim.scenario import Scenario
 from sim.step import StepShape
 

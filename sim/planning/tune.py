@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sim.build import replica
 from sim.errors import ScenarioError
 from sim.metrics.wording import percent
 from sim.planning.capacity import Capacity, Progress, find_capacity
@@ -21,6 +20,7 @@ from sim.planning.probe import Observation, common_warm_up, observe
 from sim.planning.ratio import ratio_of, with_equal_replications
 from sim.planning.replications import at_load, replication
 from sim.planning.workers import Workers
+from sim.replica import replica
 from sim.scenario import Scenario
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)

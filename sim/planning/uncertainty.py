@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.build import cost_model, draw, simulate
+from sim.build import draw, simulate
 from sim.errors import ScenarioError
+from sim.replica import cost_model
 from sim.results import Results
 from sim.rng import stream
 from sim.scenario import Scenario

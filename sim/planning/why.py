@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.build import draw, replicas, simulate
+from sim.build import draw, simulate
 from sim.planning.bounds import bounds, verdict
 from sim.planning.next_change import next_change
+from sim.replica import replicas
 from sim.scenario import Scenario
 
 

@@ -10,9 +10,9 @@ import pytest
 import sim
 from benchmarks.papers import FOLDER, Figure, Row, Runs, entries, rows, value_of
 from calibration.whole_steps import Step, fit_linear, prompts
-from sim.build import cost_model
 from sim.gpu import load_gpu
 from sim.model import load_model
+from sim.replica import cost_model
 from sim.step import StepShape
 
 ENTRIES = entries()

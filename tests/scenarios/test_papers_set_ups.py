@@ -9,9 +9,9 @@ import pytest
 
 import sim
 from benchmarks.papers import FOLDER
-from sim.build import cost_model
 from sim.gpu import load_gpu
 from sim.model import load_model
+from sim.replica import cost_model
 from sim.step import StepShape
 
 

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 import sim
-from sim.build import draw, replica, run
+from sim.build import draw, run
 from sim.provenance import provenance, save
+from sim.replica import replica
 from sim.scenario import load_scenario, parse_scenario
 
 BASE = {

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.build import replicas, run
+from sim.build import run
 from sim.errors import ScenarioError
 from sim.planning.next_change import next_change
+from sim.replica import replicas
 from sim.report.console import summary_report
 from sim.report.plots import save_all
 from sim.request import Request

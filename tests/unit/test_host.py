@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import sim
-from sim.build import cost_model
 from sim.cost.base import COST_MODELS, Target
 from sim.cost.host import HOST_TIMES, bundled_tables
 from sim.cost.hosted import Hosted
@@ -13,6 +12,7 @@ from sim.errors import InvariantError, ScenarioError
 from sim.gpu import load_gpu
 from sim.model import load_model
 from sim.planning.explain import explain
+from sim.replica import cost_model
 from sim.report.console import explanation_report
 from sim.step import StepArrays, StepShape
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from sim.build import price_model, replica, run
+from sim.build import run
 from sim.clients import Clients
 from sim.clock import NS_PER_MS, Clock
 from sim.core import EngineCore
@@ -19,6 +19,7 @@ from sim.metrics.shares import work_shares
 from sim.pass_record import PassRecorder
 from sim.policies.base import EngineLimits
 from sim.policies.orca import Orca, OrcaOptions
+from sim.replica import price_model, replica
 from sim.scenario import parse_scenario
 from sim.step import Pass, PassesShape, StepArrays, StepShape
 from tests.laws.test_fleets import same

@@ -6,13 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from sim.build import replica, run
+from sim.build import run
 from sim.cli import main
 from sim.cost.base import COST_MODELS
 from sim.cost.linear import Linear, LinearOptions
 from sim.cost.sped_up import SpedUp
 from sim.planning.bounds import bounds, verdict
 from sim.planning.next_change import Change, NextChange, next_change
+from sim.replica import replica
 from sim.scenario import parse_scenario
 from sim.step import StepShape
 
