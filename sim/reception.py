@@ -77,6 +77,11 @@ class Reception:
         for admission in step.admitted:
             self.admitted(admission.request)
 
+    def observe_steady(self, start_ns: Sequence[int], end_ns: Sequence[int]) -> None:
+        """Steps without prompts have run, one after the other. The host's time between them is not busy."""
+        self._busy_ns += sum(end_ns) - sum(start_ns)
+        self._last_end_ns = end_ns[-1]
+
     def observe_busy(self, start_ns: int, end_ns: int) -> None:
         """The engine computed in this time. Steps that overlap count once."""
         self._busy_ns += end_ns - max(start_ns, min(self._last_end_ns, end_ns))
