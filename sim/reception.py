@@ -7,7 +7,7 @@ its order, then one for a wait in the queue that became too long.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.doors.base import Door
 from sim.errors import InvariantError
@@ -77,10 +77,10 @@ class Reception:
         for admission in step.admitted:
             self.admitted(admission.request)
 
-    def observe_steady(self, start_ns: Sequence[int], end_ns: Sequence[int]) -> None:
+    def observe_steady(self, start_ns: Iterable[int], end_ns: Iterable[int]) -> None:
         """Steps without prompts have run, one after the other. The host's time between them is not busy."""
-        self._busy_ns += sum(end_ns) - sum(start_ns)
-        self._last_end_ns = end_ns[-1]
+        for start, end in zip(start_ns, end_ns, strict=True):
+            self.observe_busy(int(start), int(end))
 
     def observe_busy(self, start_ns: int, end_ns: int) -> None:
         """The engine computed in this time. Steps that overlap count once."""
