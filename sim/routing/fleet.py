@@ -9,7 +9,6 @@ from pydantic import Field
 from sim.options import Count, OneOf, Options
 from sim.routing.base import ROUTING, RoutingOptions
 
-
 NumReplicas = Annotated[Count, Field(le=100_000)]
 """Engines, each of which takes memory here."""
 
