@@ -91,6 +91,9 @@ def simulate(
     with at_place(scenario.place):
         clock.run(until_ns=stop_ns)
     clients.stop()
+    if stop_ns is None:
+        with at_place(scenario.place):
+            _check_drained(machines)
     tables = ledger.tables() if isinstance(ledger, Recorder) else merge_tables(*ledger.tables())
     if traffic.call is not None:
         tables = replace(tables, requests=tables.requests | {"call": traffic.call[tables.requests["request"]]})
@@ -170,6 +173,27 @@ def _check_range(scenario: Scenario, steps: StepArrays, tables: Tables, levels: 
             f"iteration {first} ({rows} tokens, {int(steps.num_decode[first])} of them decodes, longest context "
             f"{int(steps.decode_context_max[first])}) lies beyond what was measured",
             remedy="Keep batches and contexts smaller, or set cost.out_of_range: warn.",
+        )
+
+
+def _check_drained(machines: Sequence[Machine]) -> None:
+    """Raise ScenarioError for an engine that can run none of those who are left in it, as the real one would hang."""
+    for machine in machines:
+        policy = machine.policy
+        if not policy.num_unfinished:
+            continue
+        head = next(iter(policy.waiting()), None)
+        who = (
+            ""
+            if head is None
+            else f"; request {head.index} is first in its queue, {head.num_tokens} tokens long by now"
+        )
+        raise ScenarioError(
+            "engine",
+            f"{policy.num_unfinished} requests are left in it that it can never run again{who}",
+            valid="who was preempted comes back only if its prompt and answer so far fit into a step's tokens, unless "
+            "they may be split, and into the pool without its watermark",
+            remedy="Raise the token budget or num_gpu_blocks, lower watermark, or choose another rule for preemption.",
         )
 
 

@@ -30,7 +30,9 @@ def capacity(
     scenario: ScenarioPath,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", min=1e-9, help="requests/s to find a number of replicas for", show_default=False),
+        typer.Option(
+            "--rate", min=1e-9, max=1e9, help="requests/s to find a number of replicas for", show_default=False
+        ),
     ] = None,
     low: Annotated[float | None, typer.Option("--low", help="search from this load", show_default=False)] = None,
     high: Annotated[float | None, typer.Option("--high", help="search up to this load", show_default=False)] = None,

@@ -209,9 +209,16 @@ class Clients:
         if self._call is not None and not self._completes_call(self._call[request.index]):
             return
         if request.class_index in self._limits:
-            self._pass_connection_on(request.class_index)
+            self._free_connection(request.class_index)
         if self._reacts:
             self._react(request)
+
+    def _free_connection(self, class_index: int) -> None:
+        """Whoever is held back takes it when all results of this nanosecond have arrived, as for any arrival."""
+        if self._held_back[class_index]:
+            self._clock.call_at(self._clock.now_ns, Priority.ARRIVE, lambda: self._pass_connection_on(class_index))
+        else:
+            self._num_connected[class_index] -= 1
 
     def _pass_connection_on(self, class_index: int) -> None:
         if self._held_back[class_index]:

@@ -288,7 +288,8 @@ class Engine:
             if num_before:
                 self._complete_oldest()
             self._recorder.record_steady(foreseen.run, foreseen.times, first)
-            self._reception.observe_busy(int(foreseen.times.start_ns[0]), int(foreseen.times.end_ns[first - 1]))
+            if not self._reception.is_open:
+                self._reception.observe_steady(foreseen.times.start_ns[:first], foreseen.times.end_ns[:first])
             self._core.policy.advance_steady(first)
             self._device.skip_to(int(foreseen.times.end_ns[first - 1]))
         for index in range(first, num_planned):

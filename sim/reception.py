@@ -7,7 +7,7 @@ its order, then one for a wait in the queue that became too long.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.doors.base import Door
 from sim.errors import InvariantError
@@ -73,6 +73,11 @@ class Reception:
             self._observed.append((before_ns, self._busy_ns, step.shape.prefill_tokens))
         for admission in step.admitted:
             self.admitted(admission.request)
+
+    def observe_steady(self, start_ns: Iterable[int], end_ns: Iterable[int]) -> None:
+        """Steps without prompts have run, one after the other. The host's time between them is not busy."""
+        for start, end in zip(start_ns, end_ns, strict=True):
+            self.observe_busy(int(start), int(end))
 
     def observe_busy(self, start_ns: int, end_ns: int) -> None:
         """The engine computed in this time. Steps that overlap count once."""

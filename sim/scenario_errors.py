@@ -39,6 +39,7 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
     "none_required": "nothing",
     "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "string_too_short": "text",
     "string_pattern_mismatch": "text that matches {pattern}",
 }

@@ -227,8 +227,9 @@ def _bracketed(search: Search, low: float | None, high: float | None) -> tuple[f
 def _given_range(search: Search, low: float | None, high: float | None, num: int) -> tuple[float, float]:
     low = search.load.value / _STEP**_MAX_STEPS if low is None else low
     high = search.load.value * _STEP**_MAX_STEPS if high is None else high
-    low, high = search.rounded([low])[0], search.rounded([high])[0]
-    if not 0 < low < high:
+    if max(low, high) < math.inf:
+        low, high = search.rounded([low])[0], search.rounded([high])[0]
+    if not 0 < low < high < math.inf:
         raise ScenarioError("--low, --high", f"{low:g} to {high:g} is no range", valid="two loads above 0, low first")
     search.observe([low, high], [0], num, "looking for the range")
     if search.score(low, num) > 0:

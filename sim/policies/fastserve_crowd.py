@@ -171,13 +171,16 @@ class Crowd:
         self._elapsed_s += duration_s
         self._ended_s = now_s
         sinking: list[Request] = []
+        too_early: list[Cohort] = []
         to_sink, until_s = self._to_sink, self._elapsed_s * (1 + TOLERANCE)
         while to_sink and to_sink[0][0] <= until_s:
             cohort = heappop(to_sink)[2]
             if self._count(cohort) > granted_s(cohort.level):
                 sinking += [r for r in cohort.members if r.status is not Status.OVER]
             else:
-                self._await_sinking(cohort)
+                too_early.append(cohort)
+        for cohort in too_early:
+            self._await_sinking(cohort)
         if sinking:
             self._sink(self.in_pass_order(sinking))
         if len(self._durations_s) == MAX_PASSES:

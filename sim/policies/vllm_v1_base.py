@@ -39,6 +39,8 @@ class VllmV1Base(Policy):
         self._reserves_prompt = config.scheduler_reserve_full_isl
         self._is_async = config.async_scheduling
         self._is_caching = config.enable_prefix_caching
+        if config.policy == "priority":
+            self.follows_arrival_order = False
         self._is_speculative = config.num_speculative_tokens > 0
         self._gate = PrefillGate(config.prefill_schedule_interval) if config.prefill_schedule_interval > 1 else None
         self._block_size = config.block_size
@@ -193,8 +195,13 @@ class VllmV1Base(Policy):
         return next(reversed(self._running))
 
     def _unplan(self, victim: Request, plan: Plan) -> None:
-        if self._unplans_victims() and victim in plan.rows:
-            plan.budget += plan.rows.pop(victim).num_tokens
+        """Take a victim out of the step. Old versions leave it in: its tokens stay spent, and their results are lost.
+
+        What these compute for nothing is not priced.
+        """
+        if victim in plan.rows:
+            num_tokens = plan.rows.pop(victim).num_tokens
+            plan.budget += num_tokens if self._unplans_victims() else 0
             plan.num_new_blocks -= victim.num_blocks + (-victim.num_computed_tokens // self._block_size)
 
     def _preempt(self, victim: Request, beneficiary: Request, plan: Plan) -> None:

@@ -27,7 +27,9 @@ class TritonOptions(QueueOrderOptions):
     """What the queue can be told; Triton's own words."""
 
     kind: Literal["triton"] = Field(description="priority levels with time-outs that delay")
-    priority_levels: Count = Field(default=1, le=1000, description="number of levels; 1 is the highest")
+    priority_levels: Annotated[Count, Field(le=1000)] = Field(
+        default=1, description="number of levels; 1 is the highest"
+    )
     default_priority_level: Count = Field(default=1, description="level of requests with priority 0")
     default_timeout_ms: NonNegative = Field(
         default=0.0, le=1e12, description="wait after which a request goes behind the others of its level; 0: never"

@@ -9,11 +9,14 @@ from pydantic import Field
 from sim.options import Count, OneOf, Options
 from sim.routing.base import ROUTING, RoutingOptions
 
+NumReplicas = Annotated[Count, Field(le=100_000)]
+"""Engines, each of which takes memory here."""
+
 
 class ReplicaGroup(Options):
     """Replicas that differ from the scenario's own engine. What is left out is as there."""
 
-    replicas: Count = Field(default=1, description="how many of them")
+    replicas: NumReplicas = Field(default=1, description="how many of them")
     hardware: dict[str, Any] | None = Field(default=None, description="what changes in `hardware`")
     engine: dict[str, Any] | None = Field(default=None, description="what changes in `engine`, as in a variant")
     cost: dict[str, Any] | None = Field(default=None, description="what changes in `cost`")
@@ -30,7 +33,7 @@ def _round_robin() -> RoutingOptions:
 class FleetOptions(Options):
     """Several engines behind a router."""
 
-    replicas: Count = Field(default=1, le=100_000, description="engines like the scenario's own")
+    replicas: NumReplicas = Field(default=1, description="engines like the scenario's own")
     others: list[ReplicaGroup] = Field(default_factory=list, description="further engines that differ from it")
     router: Annotated[RoutingOptions, OneOf(ROUTING)] = Field(
         default_factory=_round_robin, description="who decides where a request goes"

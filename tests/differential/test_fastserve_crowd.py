@@ -21,6 +21,8 @@ NUM_REQUESTS = 90
 COST = LinearOptions(
     kind="linear", base_ms=1.0, per_decode_us=150.0, per_prefill_token_us=20.0, per_context_token_ns=300.0
 )
+EQUAL = LinearOptions(kind="linear", base_ms=1.25)
+"""Eight passes use up the time of the highest level, to the bit."""
 OPTIONS = {
     "mlfq": {"scheduler": "mlfq"},
     "skip-join": {},
@@ -77,12 +79,12 @@ def traffic(seed, gap_ms):
     )
 
 
-def simulate(cls, options, num_gpu_blocks, columns):
+def simulate(cls, options, num_gpu_blocks, columns, cost=COST):
     """Tables as bytes."""
     limits = EngineLimits(max_model_len=128, block_size=4, num_gpu_blocks=num_gpu_blocks)
     policy = cls(FastServe.Options(policy="fastserve", **options), limits)
     clock, recorder = Clock(), Recorder()
-    Clients(clock, Engine(clock, EngineCore(policy), Linear(COST), recorder), recorder, columns).start()
+    Clients(clock, Engine(clock, EngineCore(policy), Linear(cost), recorder), recorder, columns).start()
     clock.run()
     tables = recorder.tables()
     policy.kv.check_drained()
@@ -104,3 +106,9 @@ def test_tables_are_equal(options, max_passes, monkeypatch):
         assert simulate(Watched, options, num_gpu_blocks, columns) == plain
     kinds = [(how, what) for how in ("crowd", "queues") for what in ("prompts", "decodes")]
     assert min(SEEN[kind] for kind in kinds) > 10, SEEN
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_who_has_used_exactly_the_time_of_its_level_stays_in_it_for_one_more_pass(options):
+    columns = traffic(0, 0)
+    assert simulate(Watched, options, 1000, columns, EQUAL) == simulate(Plain, options, 1000, columns, EQUAL)

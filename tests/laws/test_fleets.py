@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sim.clients import Clients
 from sim.clock import NS_PER_MS, NS_PER_US, Clock
 from sim.core import EngineCore
-from sim.cost.linear import Linear
+from sim.cost.linear import Linear, LinearOptions
 from sim.engine import Engine
 from sim.metrics.causes import Causes
 from sim.metrics.replicas import merge_tables, split_tables
@@ -23,6 +24,7 @@ from sim.rng import stream
 from sim.router import Member, Router
 from sim.routing.base import ROUTING
 from sim.shared_queue import SharedQueue, Taker
+from sim.workload.base import ClientPool
 from tests.laws.test_laws import (
     BLOCK_SIZE,
     COST,
@@ -44,21 +46,29 @@ ENGINES = {
     "orca": {"max_batch_size": NUM_SLOTS},
     "static": {"max_batch_size": NUM_SLOTS},
 }
+EQUAL_STEPS = LinearOptions(kind="linear", base_ms=1.0)
+IN_STEP = {
+    "few connections, in step": replace(TRAFFIC["all at 0"], pools=(ClientPool(max_connections=5),)),
+    "two classes, in step": replace(
+        TRAFFIC["two clients"], pools=(ClientPool(max_connections=3), ClientPool(max_connections=2))
+    ),
+}
+"""With equal steps several replicas answer at the same nanosecond, when somebody waits for a connection."""
 every_router = pytest.mark.parametrize("kind", [kind for kind in ROUTING if ROUTING.load(kind).sends])
 every_traffic = pytest.mark.parametrize("traffic", TRAFFIC)
 
 
 @functools.cache
-def run_fleet(kind, traffic, num_replicas=3, policy="vllm-v1", macro_steps=True, until_ns=None):
+def run_fleet(kind, traffic, num_replicas=3, policy="vllm-v1", macro_steps=True, until_ns=None, cost=COST):
     """The policies and the tables of a fleet of equal replicas in the tight pool."""
-    clock, requests, replicas, policies = Clock(), TRAFFIC[traffic], [], []
+    clock, requests, replicas, policies = Clock(), (TRAFFIC | IN_STEP)[traffic], [], []
     limits = EngineLimits(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, num_gpu_blocks=POOLS["tight"])
     cls = POLICIES.load(policy)
     for _ in range(num_replicas):
         policies.append(cls.build(cls.Options(policy=policy, **ENGINES[policy]), limits))
         recorder = Recorder()
         engine = Engine(
-            clock, EngineCore(policies[-1]), Linear(COST), recorder, macro_steps=macro_steps, shares_clock=True
+            clock, EngineCore(policies[-1]), Linear(cost), recorder, macro_steps=macro_steps, shares_clock=True
         )
         replicas.append(Member(engine, recorder))
     routing = ROUTING.load(kind)
@@ -127,6 +137,17 @@ def test_the_same_seed_gives_the_same_bytes_with_and_without_macro_steps(kind, t
     _, _, fleet = run_fleet(kind, traffic)
     for macro_steps in (True, False):
         assert same(run_fleet.__wrapped__(kind, traffic, macro_steps=macro_steps)[2], fleet)
+
+
+@every_router
+@pytest.mark.parametrize("traffic", IN_STEP)
+@pytest.mark.parametrize("policy", ["vllm-v1", "orca"])
+def test_so_they_are_where_replicas_answer_at_the_same_time(kind, traffic, policy):
+    at_once, one_by_one = (
+        run_fleet.__wrapped__(kind, traffic, policy=policy, macro_steps=macro_steps, cost=EQUAL_STEPS)[2]
+        for macro_steps in (True, False)
+    )
+    assert same(at_once, one_by_one)
 
 
 @every_traffic

@@ -312,6 +312,12 @@ VARIANTS = {
             "victim": "lowest_priority",
             "preemption": "swap",
         },
+        "0.9, priority": {
+            "max_num_seqs": NUM_SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "vllm_version": "0.9.2",
+            "scheduling_policy": "priority",
+        },
         "0.11, itself": {
             "max_num_seqs": NUM_SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,

@@ -183,6 +183,8 @@ def test_help_loads_nothing_that_it_does_not_need():
         (["run"], "Error: Missing argument 'SCENARIO'."),
         (["run", "{}", "--seed", "x"], "Error: Invalid value for '--seed'"),
         (["run", "{}", "--seed", "-1"], "Error: Invalid value for '--seed'"),
+        (["capacity", "{}", "--rate", "inf"], "Error: Invalid value for '--rate'"),
+        (["capacity", "{}", "--rate", "nan"], "Error: Invalid value for '--rate'"),
         (["run", "{}", "--sett", "a=1"], "Error: No such option: --sett"),
         (["run", "no.yaml"], "error: no.yaml: no such file."),
         (["capacity", "{}", "--low", "5", "--high", "2"], "--low, --high: 5 to 2 is no range"),

@@ -12,6 +12,7 @@ import sim
 from sim.build import draw, run
 from sim.provenance import provenance, save
 from sim.replica import replica
+from sim.request import Outcome
 from sim.scenario import load_scenario, parse_scenario
 
 BASE = {
@@ -95,6 +96,42 @@ def test_oversized_requests_stop_the_run_or_are_rejected():
 )
 def test_what_takes_more_than_the_file_to_see(data: dict, message: str):
     assert error_of(data).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("engine", "left"),
+    [
+        # max_tokens counts anew after a preemption, until a victim is too large for the watermark
+        (
+            {"policy": "sarathi-vllm", "max_model_len": 40, "block_size": 2, "num_gpu_blocks": 16, "watermark": 0.1},
+            "25 requests are left in it that it can never run again; request 6 is first in its queue, ",
+        ),
+        # what is swapped out in its prefill comes back whole or not at all
+        (
+            {
+                "policy": "vllm-v0",
+                "max_model_len": 40,
+                "num_gpu_blocks": 3,
+                "max_num_batched_tokens": 3,
+                "enable_chunked_prefill": True,
+                "preemption": "swap",
+            },
+            "requests are left in it that it can never run again;",
+        ),
+    ],
+)
+def test_an_engine_that_stands_still_is_named(engine: dict, left: str):
+    """As the real one hangs. A run that is cut has not come to that."""
+    traffic = BASE["traffic"][0] | {
+        "arrivals": {"kind": "burst", "num_requests": 40},
+        "prompt_tokens": {"kind": "uniform", "low": 1, "high": 15},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 80},
+        "max_tokens": 20,
+    }
+    data = BASE | {"engine": engine, "traffic": [traffic], "run": {"num_requests": 40, "oversized": "reject"}}
+    assert left in error_of(data)
+    cut = run(parse_scenario(data | {"run": {"duration_s": 9.0, "drain": False, "oversized": "reject"}}))
+    assert Outcome.UNFINISHED in cut.tables.requests["outcome"]
 
 
 def test_a_missing_trace(tmp_path: Path):

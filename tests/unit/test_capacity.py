@@ -139,6 +139,8 @@ def test_a_range_without_the_boundary_is_refused():
     assert "even 100 requests/s meet it (mean_queue_ms" in message(scenario, low=50.0, high=100.0)
     assert "not even 200 requests/s meet it" in message(scenario, low=200.0, high=300.0)
     assert "3 to 2 is no range" in message(scenario, low=3.0, high=2.0)
+    assert "3 to inf is no range" in message(scenario, low=3.0, high=math.inf)
+    assert "nan to 2 is no range" in message(scenario, low=math.nan, high=2.0)
 
 
 def test_a_capacity_needs_an_slo():

@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
-from sim import Results, run
+from sim import Results, build, run
 from sim.clock import NS_PER_MS, NS_PER_S
 from sim.doors.base import DOORS
+from sim.engine import Engine
 from sim.errors import ScenarioError
 from sim.reception import Reception
 from sim.request import NEVER, Outcome, Request
@@ -105,6 +106,26 @@ def scenario(seconds=20, rate_per_s=40.0, **engine):
 
 def outcomes(results):
     return Counter(Outcome(value).name for value in results.tables.requests["outcome"])
+
+
+class OneByOne(Engine):
+    """Foresees nothing."""
+
+    def __init__(self, *parts, **options):
+        super().__init__(*parts, **options | {"macro_steps": False})
+
+
+@pytest.mark.parametrize("engine", [{"policy": "vllm-v1", "async_scheduling": False}, {"policy": "vllm-v0"}])
+def test_the_pace_is_the_same_when_steady_steps_are_advanced_at_once(engine, monkeypatch):
+    """The host's time between two steps is no pace, however many of them are foreseen."""
+    door = {"kind": "predicted_ttft", "ttft_ms": 400.0}
+    engine = {"max_model_len": 2048, "max_num_seqs": 4, "admission_control": [door], **engine}
+    cost = {"kind": "constant", "step_ms": 10.0, "host": {"kind": "constant", "step_us": 9000.0}}
+    given = scenario(rate_per_s=10.0) | {"engine": engine, "cost": cost}
+    at_once = run(given)
+    monkeypatch.setattr(build, "Engine", OneByOne)
+    assert set(outcomes(at_once)) == {"FINISHED", "REJECTED"}
+    assert run(given).tables.requests["outcome"].tolist() == at_once.tables.requests["outcome"].tolist()
 
 
 def test_without_doors_the_queue_of_an_overloaded_engine_grows():

@@ -236,6 +236,11 @@ def test_a_host_time_of_ones_own_needs_permission(tmp_path, monkeypatch):
             "cost.host.points[0][1]",
             "at least 0, got -2",
         ),
+        (
+            TEN_MS | {"host": {"kind": "measured", "points": [[1, 1.0, 9.0], [2, 2.0]]}},
+            "cost.host.points[0]",
+            "expected a list of at most 2, got a list of 3",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_one_message(cost, key, reason):

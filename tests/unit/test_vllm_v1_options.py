@@ -86,6 +86,28 @@ def test_options_that_a_version_lacks_are_refused(fields, place):
     assert caught.value.place == place
 
 
+@pytest.mark.parametrize(
+    ("fields", "place", "found"),
+    [
+        ({"max_num_seqs": 4, "max_num_active_seqs": 5}, "max_num_active_seqs", "5 is above max_num_seqs 4"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": LIMITS.max_model_len - 1},
+            "max_num_batched_tokens",
+            f"{LIMITS.max_model_len - 1} is smaller than max_model_len {LIMITS.max_model_len}",
+        ),
+        (
+            {"enable_chunked_prefill": False, "max_num_scheduled_tokens": 9},
+            "max_num_scheduled_tokens",
+            f"9 is smaller than max_model_len {LIMITS.max_model_len}",
+        ),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(fields, place, found):
+    with pytest.raises(ScenarioError) as caught:
+        V1Config.resolve(options(**fields), LIMITS)
+    assert (caught.value.place, caught.value.found) == (f"engine.{place}", found)
+
+
 def test_defaults_follow_the_version():
     old, new = (V1Config.resolve(options(vllm_version=version), LIMITS) for version in ("0.11.2", "0.33.0"))
     assert (old.async_scheduling, old.scheduler_reserve_full_isl, old.max_in_flight) == (False, False, 1)

@@ -61,6 +61,8 @@ class Pacing(ABC):
     """Whether the answer depends on the contexts of all who run, and on what steps are predicted to take."""
     is_steady: ClassVar[bool] = False
     """Whether the answer stays the same over steps in which nobody comes, goes or is admitted."""
+    must_be_asked = False
+    """Whether the rule notes something the next time that it is asked, although nobody waits."""
 
     @classmethod
     @abstractmethod
@@ -118,7 +120,6 @@ class DelayFactor(Pacing):
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._previous_ns = 0
-        self._previous_admitted = False
         self._latency_ns = 0
 
     @classmethod
@@ -128,15 +129,15 @@ class DelayFactor(Pacing):
 
     def opens(self, situation: Situation) -> bool:
         now_ns, earliest_ns = situation.now_ns, situation.earliest_arrival_ns
-        if self._previous_admitted:
+        if self.must_be_asked:
             self._latency_ns = now_ns - self._previous_ns
-        self._previous_ns, self._previous_admitted = now_ns, False
+        self._previous_ns, self.must_be_asked = now_ns, False
         if earliest_ns is None or not situation.num_running:
             return True
         return now_ns - earliest_ns > self._factor * self._latency_ns
 
     def planned(self, num_admitted: int, num_waiting: int, num_steps: int = 1) -> None:
-        self._previous_admitted |= num_admitted > 0
+        self.must_be_asked |= num_admitted > 0
 
 
 class EveryNStepsOptions(PacingOptions):

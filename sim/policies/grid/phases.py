@@ -423,7 +423,7 @@ class Phases(Policy):
         if type(queue).begin_admission is not QueueOrder.begin_admission:
             return None
         if not len(queue):
-            return BlockedBy.NOTHING
+            return None if self.pacing.must_be_asked else BlockedBy.NOTHING
         head = queue.head(now_ns) if queue.leaves_no_trace else None
         if head is None:
             return None

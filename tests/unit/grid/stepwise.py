@@ -5,9 +5,11 @@ from sim.policies.base import POLICIES, EngineLimits
 from sim.request import Request
 
 
-def engine(policy, num_gpu_blocks, **options):
+def engine(policy, num_gpu_blocks, max_model_len=64, **options):
     cls = POLICIES.load(policy)
-    limits = EngineLimits(max_model_len=64, block_size=4, num_gpu_blocks=num_gpu_blocks, class_names=("all",))
+    limits = EngineLimits(
+        max_model_len=max_model_len, block_size=4, num_gpu_blocks=num_gpu_blocks, class_names=("all",)
+    )
     return EngineCore(cls.build(cls.Options(policy=policy, **options), limits))
 
 

@@ -69,7 +69,7 @@ def test_who_passes_holds_up_the_large_one_where_all_of_a_request_is_reserved():
 @pytest.mark.parametrize(
     ("policy", "options"),
     [
-        ("vllm-v1", V1 | {"max_num_batched_tokens": 16, "enable_chunked_prefill": False}),
+        ("vllm-v1", V1 | {"max_num_batched_tokens": 16, "enable_chunked_prefill": False, "max_model_len": 16}),
         ("sarathi-vllm", {"max_batched_tokens": 16}),
     ],
 )

@@ -13,6 +13,7 @@ from sim.cost.linear import Linear
 from sim.engine import Engine
 from sim.errors import ScenarioError
 from sim.policies.base import POLICIES, EngineLimits, StepPredictor
+from sim.policies.grid.composition import COMPOSITIONS
 from sim.policies.grid.pacing import PACINGS, Situation
 from sim.record import Recorder
 from sim.scenario import parse_scenario
@@ -28,12 +29,12 @@ LONG_ANSWERS = laws.columns(
 """So far apart and so long that many steps change nothing."""
 
 
-def tables_of(case, num_gpu_blocks, traffic, *, macro_steps):
-    cls = POLICIES.load(case[0])
+def tables_of(name, options, num_gpu_blocks, traffic, *, macro_steps):
+    cls = POLICIES.load(name)
     limits = EngineLimits(laws.MAX_MODEL_LEN, laws.BLOCK_SIZE, num_gpu_blocks, ("all",))
     cost = Linear(laws.COST)
     limits = replace(limits, predictor=StepPredictor(cost.price, cost.host_ns))
-    policy = cls.build(cls.Options(policy=case[0], **laws.options_of(case)), limits)
+    policy = cls.build(cls.Options(policy=name, **options), limits)
     clock, recorder = Clock(), Recorder()
     engine = Engine(clock, EngineCore(policy), cost, recorder, macro_steps=macro_steps)
     Clients(clock, engine, recorder, traffic).start()
@@ -45,8 +46,30 @@ def tables_of(case, num_gpu_blocks, traffic, *, macro_steps):
 @pytest.mark.parametrize("num_gpu_blocks", laws.POOLS.values(), ids=laws.POOLS)
 @pytest.mark.parametrize("traffic", [LONG_ANSWERS, laws.TRAFFIC["poisson"]], ids=["long answers", "poisson"])
 def test_tables_are_the_same_when_steady_steps_are_advanced_at_once(case, num_gpu_blocks, traffic):
-    one_by_one = tables_of(case, num_gpu_blocks, traffic, macro_steps=False)
-    at_once = tables_of(case, num_gpu_blocks, traffic, macro_steps=True)
+    assert_same_at_once(case[0], laws.options_of(case), num_gpu_blocks, traffic)
+
+
+PACING_RULES = [
+    {"kind": "delay_factor", "factor": 1.0},
+    {"kind": "every_n_steps", "n": 4},
+    {"kind": "min_batch", "k": 2, "max_wait_steps": 9},
+    {"kind": "max_consecutive", "n": 1},
+    {"kind": "waiting_served_ratio", "ratio": 0.9, "max_steps": 5},
+    laws.PREDICTED_ITL,
+]
+
+
+@pytest.mark.parametrize("step_composition", COMPOSITIONS)
+@pytest.mark.parametrize("rule", PACING_RULES, ids=[rule["kind"] for rule in PACING_RULES])
+@pytest.mark.parametrize("traffic", [LONG_ANSWERS, laws.TRAFFIC["poisson"]], ids=["long answers", "poisson"])
+def test_so_they_are_with_every_composition_under_every_pacing_rule(step_composition, rule, traffic):
+    axes = {"step_composition": step_composition, "prefill_pacing": rule, "kv_admission": "prompt"}
+    assert_same_at_once("sarathi-orca", {"max_num_seqs": laws.NUM_SLOTS, **axes}, laws.POOLS["ample"], traffic)
+
+
+def assert_same_at_once(name, options, num_gpu_blocks, traffic):
+    one_by_one = tables_of(name, options, num_gpu_blocks, traffic, macro_steps=False)
+    at_once = tables_of(name, options, num_gpu_blocks, traffic, macro_steps=True)
     for name in ("iterations", "chunks", "requests", "segments"):
         for column, values in getattr(one_by_one, name).items():
             assert np.array_equal(values, getattr(at_once, name)[column]), (name, column)
