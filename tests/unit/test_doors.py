@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from sim import Results, build, run
+from sim import Results, machines, run
 from sim.clock import NS_PER_MS, NS_PER_S
 from sim.doors.base import DOORS
 from sim.engine import Engine
@@ -123,7 +123,7 @@ def test_the_pace_is_the_same_when_steady_steps_are_advanced_at_once(engine, mon
     cost = {"kind": "constant", "step_ms": 10.0, "host": {"kind": "constant", "step_us": 9000.0}}
     given = scenario(rate_per_s=10.0) | {"engine": engine, "cost": cost}
     at_once = run(given)
-    monkeypatch.setattr(build, "Engine", OneByOne)
+    monkeypatch.setattr(machines, "Engine", OneByOne)
     assert set(outcomes(at_once)) == {"FINISHED", "REJECTED"}
     assert run(given).tables.requests["outcome"].tolist() == at_once.tables.requests["outcome"].tolist()
 
