@@ -15,6 +15,9 @@ TIE = 0.02
 ALMOST_NONE = 0.01
 """A part of a run's requests below which a ratio to it says nothing."""
 
+AT_A_PRICE = 1.5
+"""How many times as long the winner's slowest requests must take as another run's to be told of."""
+
 _WORTH_NAMING = 0.05
 """A lost share that differs by less is no reason."""
 
@@ -79,7 +82,7 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
     """The sentence for two or more runs, by name.
 
     It gives a reason for the first run's loss, or for the largest loss if the first is among the best, and
-    one for the runner-up's.
+    one for the runner-up's; and it says so if the winner's slowest requests pay for it.
     """
     for yardstick in YARDSTICKS:
         values = {name: _value(yardstick, summary) for name, summary in summaries.items()}
@@ -95,8 +98,21 @@ def verdict(summaries: Mapping[str, Summary]) -> str:
         first = next(iter(summaries))
         explained = dict.fromkeys((first if first in beaten else beaten[-1], beaten[0]))
         reasons = "; ".join(f"{name} {_reason(summaries[name], summaries[level[0]])}" for name in explained)
-        return f"{lead}: {margins}, because {reasons}."
+        return f"{lead}: {margins}, because {reasons}.{_price(summaries, level[0])}"
     return f"Nobody wins: goodput, output and latency differ by less than {percent(TIE)}."
+
+
+def _price(summaries: Mapping[str, Summary], winner: str) -> str:
+    """Who serves the slowest requests much better than the winner, if anybody does; else nothing."""
+    slowest_ms = {name: summary["metrics"]["e2e_ms"]["p99"] for name, summary in summaries.items()}
+    known = {name: value for name, value in slowest_ms.items() if value}
+    if winner not in known:
+        return ""
+    gentlest = min(known, key=lambda name: known[name])
+    factor = known[winner] / known[gentlest]
+    if factor < AT_A_PRICE:
+        return ""
+    return f" Its slowest requests pay for it: their p99 end-to-end latency is {_times(factor)} that of {gentlest}."
 
 
 def _value(yardstick: Yardstick, summary: Summary) -> float:

@@ -126,6 +126,7 @@ def summary(**changes: object) -> dict:
         "recomputed": 0,
         "cached": 0,
         "stall": 9.0,
+        "slowest": 4000.0,
     } | changes
     return {
         "throughput": {
@@ -134,7 +135,7 @@ def summary(**changes: object) -> dict:
             "output_tokens_per_s": values["tokens"],
         },
         "metrics": {
-            "e2e_ms": {"mean": values["e2e"]},
+            "e2e_ms": {"mean": values["e2e"], "p99": values["slowest"]},
             "queue_ms": {"mean": values["queue"]},
             "itl_ms": {"max": values["stall"]},
         },
@@ -247,6 +248,16 @@ def test_a_run_without_an_answer_does_not_win_by_latency():
     assert sentence == "b wins: a had no answer, because a is limited by compute: ...."
     nobody = "Nobody wins: goodput, output and latency differ by less than 2 %."
     assert verdict({"a": summary(e2e=None), "b": summary(e2e=None)}) == nobody
+
+
+def test_who_wins_at_the_price_of_the_slowest_requests_is_told_so():
+    runs = {"a": summary(tokens=200.0, slowest=6000.0), "b": summary(), "c": summary(slowest=4001.0)}
+    assert verdict(runs).endswith(
+        " Its slowest requests pay for it: their p99 end-to-end latency is 1.5 times that of b."
+    )
+    assert "pay for it" not in verdict(runs | {"a": summary(tokens=200.0, slowest=5999.0)})
+    assert "pay for it" not in verdict(runs | {"a": summary(tokens=200.0, slowest=None)})
+    assert "pay for it" not in verdict({"a": summary(tokens=200.0, slowest=6000.0), "b": summary(slowest=None)})
 
 
 def test_two_percent_are_a_tie_and_five_are_not():
