@@ -22,7 +22,7 @@ from sim.kv.base import blocks_for
 from sim.kv.counted import NO_HIT
 from sim.policies.base import About, Axes, EngineLimits, EngineOptions
 from sim.policies.vllm_v1_axes import VllmV1Axes, is_moved
-from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options
+from sim.policies.vllm_v1_config import NEWEST, OLDEST, V1Config, VllmV1Options, refuse_too_many_active
 from sim.policies.vllm_v1_reference import VllmV1Reference
 from sim.policies.vllm_v1_state import Plan, Row, V1State, V1Step
 from sim.request import NEVER, RUNNING, Request
@@ -94,6 +94,7 @@ class VllmV1(VllmV1Reference):
     def build(cls, options: EngineOptions, limits: EngineLimits) -> VllmV1Reference:  # type: ignore[override]  # falls back
         own = cast("VllmV1Options", options)
         config = V1Config.resolve(own, limits)
+        refuse_too_many_active(config)
         return VllmV1Axes(config, own, limits) if is_moved(own) else planner_for(config)
 
     # ------------------------------------------------------------------ who is in the batch

@@ -84,6 +84,8 @@ class VllmV1Base(Policy):
         refusal = self.refused_at_the_door(request)
         if refusal is not None:
             return refusal
+        if request.prompt_tokens > self._token_budget and not self.config.enable_chunked_prefill:
+            return f"its prompt of {request.prompt_tokens} tokens may not be split, and a step has {self._token_budget}"
         longest = request.prompt_tokens + request.max_tokens
         if longest > self._max_model_len:
             longest = self._max_model_len

@@ -280,7 +280,7 @@ class V1Config:
         rules, row = rules_for(options.vllm_version)
         _refuse_unknown_to_version(options, rules, row)
         reserve, is_async = options.scheduler_reserve_full_isl, options.async_scheduling
-        config = cls(
+        return cls(
             num_gpu_blocks=limits.num_gpu_blocks,
             block_size=limits.block_size,
             max_model_len=limits.max_model_len,
@@ -301,12 +301,10 @@ class V1Config:
             async_scheduling=rules.async_by_default if is_async is None else is_async,
             rules=rules,
         )
-        _refuse_too_many_active(config)
-        _refuse_what_would_stand_still(config)
-        return config
 
 
-def _refuse_too_many_active(config: V1Config) -> None:
+def refuse_too_many_active(config: V1Config) -> None:
+    """Raise ScenarioError where a scenario lets admission fill up to more requests than may run."""
     if config.max_running > config.max_num_seqs:
         raise ScenarioError(
             "engine.max_num_active_seqs",
@@ -314,25 +312,6 @@ def _refuse_too_many_active(config: V1Config) -> None:
             valid="admission fills up to so many of the requests that may run at once",
             remedy="Lower it, or raise max_num_seqs.",
         )
-
-
-def _refuse_what_would_stand_still(config: V1Config) -> None:
-    """Raise ScenarioError where a whole prompt, or a victim with its answer so far, may exceed every step for ever.
-
-    Source: vLLM 0.33.0 `config/scheduler.py` refuses so small a `max_num_batched_tokens`; a smaller budget of the
-    scheduler alone has the same consequence.
-    """
-    if config.enable_chunked_prefill or config.token_budget >= config.max_model_len:
-        return
-    option = "max_num_batched_tokens"
-    if config.max_num_scheduled_tokens == config.token_budget:
-        option = "max_num_scheduled_tokens"
-    raise ScenarioError(
-        f"engine.{option}",
-        f"{config.token_budget} is smaller than max_model_len {config.max_model_len}",
-        valid="without chunked prefill a step must hold the longest request: one that is preempted is computed whole",
-        remedy=f"Raise {option}, lower max_model_len, or set enable_chunked_prefill: true.",
-    )
 
 
 def _refuse_unknown_to_version(options: SchedulerOptions, rules: VersionRules, row: str) -> None:

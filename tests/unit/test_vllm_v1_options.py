@@ -8,6 +8,7 @@ from sim.policies.base import EngineLimits
 from sim.policies.vllm_v1 import VllmV1
 from sim.policies.vllm_v1_config import NOT_MODELLED, VERSIONS, V1Config, VllmV1Options, rules_for
 from sim.policies.vllm_v1_reference import VllmV1Reference
+from sim.request import Request
 from sim.scenario import parse_scenario
 
 LIMITS = EngineLimits(max_model_len=4096, block_size=16, num_gpu_blocks=1000)
@@ -86,26 +87,20 @@ def test_options_that_a_version_lacks_are_refused(fields, place):
     assert caught.value.place == place
 
 
-@pytest.mark.parametrize(
-    ("fields", "place", "found"),
-    [
-        ({"max_num_seqs": 4, "max_num_active_seqs": 5}, "max_num_active_seqs", "5 is above max_num_seqs 4"),
-        (
-            {"enable_chunked_prefill": False, "max_num_batched_tokens": LIMITS.max_model_len - 1},
-            "max_num_batched_tokens",
-            f"{LIMITS.max_model_len - 1} is smaller than max_model_len {LIMITS.max_model_len}",
-        ),
-        (
-            {"enable_chunked_prefill": False, "max_num_scheduled_tokens": 9},
-            "max_num_scheduled_tokens",
-            f"9 is smaller than max_model_len {LIMITS.max_model_len}",
-        ),
-    ],
-)
-def test_limits_that_contradict_each_other_are_refused(fields, place, found):
+def test_admission_cannot_fill_up_to_more_than_may_run():
     with pytest.raises(ScenarioError) as caught:
-        V1Config.resolve(options(**fields), LIMITS)
-    assert (caught.value.place, caught.value.found) == (f"engine.{place}", found)
+        VllmV1.build(options(max_num_seqs=4, max_num_active_seqs=5), LIMITS)
+    assert (caught.value.place, caught.value.found) == ("engine.max_num_active_seqs", "5 is above max_num_seqs 4")
+
+
+@pytest.mark.parametrize("budget", ["max_num_batched_tokens", "max_num_scheduled_tokens"])
+def test_a_prompt_that_may_not_be_split_must_fit_into_a_step(budget):
+    whole, split = (
+        VllmV1.build(options(enable_chunked_prefill=chunked, **{budget: 9}), LIMITS) for chunked in (False, True)
+    )
+    assert whole.never_fits(Request(0, 9, 1)) is None
+    assert whole.never_fits(Request(0, 10, 1)) == "its prompt of 10 tokens may not be split, and a step has 9"
+    assert split.never_fits(Request(0, 10, 1)) is None
 
 
 def test_defaults_follow_the_version():
