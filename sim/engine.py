@@ -117,9 +117,7 @@ class Engine:
         elif not reception.is_open:
             reason = reception.reason_to_refuse(request, now_ns)
         if reason is not None:
-            request.status = Status.OVER
-            request.outcome = Outcome.REJECTED
-            request.turned_away_by = reason
+            request.refuse(reason)
             self._end(request, NEVER)
             return
         self._arrivals.append(request)

@@ -138,6 +138,12 @@ class Request:
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}+{self.output_tokens})"
 
+    def refuse(self, reason: int) -> None:
+        """It is not let in, and over; `reason` is a number of `RunFacts.turn_away_reasons`."""
+        self.status = Status.OVER
+        self.outcome = Outcome.REJECTED
+        self.turned_away_by = reason
+
     @property
     def num_tokens(self) -> int:
         """Tokens that are known: the prompt and the outputs received so far."""

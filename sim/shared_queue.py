@@ -83,9 +83,7 @@ class SharedQueue:
         if policy.never_fits(request) is None:
             reason = self._reception.reason_to_refuse(request, now_ns)
         if reason is not None:
-            request.status = Status.OVER
-            request.outcome = Outcome.REJECTED
-            request.turned_away_by = reason
+            request.refuse(reason)
             self._end(request, NEVER)
             return
         policy.add(request)
