@@ -1,4 +1,4 @@
-"""vLLM V1 moved along the grid's axes: another queue order, pacing of admissions, another way out of short memory.
+"""vLLM V1 moved along the grid's axes: who is next, who may pass, when, and what happens when memory is short.
 
 The plain planner, with one rule replaced for each axis that a scenario overrides. Without an override the
 engine is vLLM's own, and none of this runs.
